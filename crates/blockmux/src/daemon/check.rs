@@ -66,7 +66,7 @@ pub(crate) fn run(args: CheckArgs) -> Result<(), Failure> {
     user.as_ref().map_or(Ok(()), |user| user.switch(None, &[], None))?;
     let report = validate(file).map_err(|failure| match &user {
         Some(user) if is_about_rights(&failure.to_string()) => {
-            Failure::request(format!("{failure} (checked as the user {}, who runs the daemon)", user.name()))
+            Failure::request(format!("{failure} (checked as the user {}, who runs the daemon)", user.name))
         }
         _ => failure,
     })?;

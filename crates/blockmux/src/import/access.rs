@@ -14,9 +14,9 @@ pub(super) struct AccessRules {
     /// Initiators with their LUNs; `None`: all, with all LUNs.
     entries: Option<Vec<ImportedAcl>>,
     /// `None`: all.
-    networks: Option<Vec<String>>,
+    pub(super) networks: Option<Vec<String>>,
     /// CHAP users in the order of the config; `None`: one that cannot be read.
-    users: Vec<Option<ImportedChap>>,
+    pub(super) users: Vec<Option<ImportedChap>>,
     /// Why nobody may log in, and what to do about it.
     closed: Option<String>,
 }
@@ -45,11 +45,6 @@ impl AccessRules {
         }
     }
 
-    /// Adds networks in our form; without any, nobody may log in.
-    pub(super) fn add_networks(&mut self, networks: Vec<String>) {
-        self.networks.get_or_insert_default().extend(networks);
-    }
-
     /// Admits initiators of all networks.
     pub(super) fn admit_all_networks(&mut self) {
         self.networks = None;
@@ -69,11 +64,6 @@ impl AccessRules {
         for chap in self.users.iter_mut().flatten().filter(|chap| chap.target.is_none()) {
             chap.target = user.cloned();
         }
-    }
-
-    /// Logins need no CHAP.
-    pub(super) fn forget_users(&mut self) {
-        self.users.clear();
     }
 
     pub(super) fn has_users(&self) -> bool {

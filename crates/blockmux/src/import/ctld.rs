@@ -134,7 +134,7 @@ impl AuthGroup {
         let AuthGroup { kind, mut rules } = self;
         let has_users = rules.has_users();
         match kind.as_deref() {
-            Some("none") => rules.forget_users(),
+            Some("none") => rules.users.clear(),
             Some("chap" | "chap-mutual") if has_users => {}
             None if !rules.is_empty() => {}
             None | Some("deny" | "chap" | "chap-mutual") => {

@@ -576,7 +576,7 @@ impl SpdkImport {
         }
         if groups.iter().all(|group| group.networks.is_some()) {
             let networks = groups.iter().filter_map(|group| group.networks.as_ref()).flatten();
-            rules.add_networks(networks.cloned().collect());
+            rules.networks.get_or_insert_default().extend(networks.cloned());
         }
     }
 }

@@ -73,8 +73,10 @@ pub(crate) fn has_capability(capability: CapabilitySet) -> bool {
 /// The user that a daemon runs as once everything is open (`--user`).
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceUser {
-    name: String,
-    uid: u32,
+    /// The user's name.
+    pub(crate) name: String,
+    /// The user ID.
+    pub(crate) uid: u32,
     gid: u32,
     groups: Vec<u32>,
 }
@@ -94,16 +96,6 @@ impl FromStr for ServiceUser {
 }
 
 impl ServiceUser {
-    /// The user's name.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The user ID.
-    pub(crate) fn uid(&self) -> u32 {
-        self.uid
-    }
-
     /// Prepares for [`ServiceUser::switch`]: accepts a state directory of this user, and lets
     /// threads that drop their capabilities keep those for changing the user. The C library changes
     /// the user of all threads, and ends the process if one of them is not permitted to.

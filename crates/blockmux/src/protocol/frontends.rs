@@ -26,7 +26,7 @@ pub(crate) struct Frontends {
     /// The command line, from which frontends take their options.
     matches: Option<ArgMatches>,
     /// The keys of frontends in the config file, with absolute paths.
-    written: toml::Table,
+    pub(crate) written: toml::Table,
 }
 
 impl Default for Frontends {
@@ -57,11 +57,6 @@ impl Frontends {
     /// file.
     pub(crate) fn without_listeners(&self) -> Frontends {
         Frontends { by_options: Vec::new(), ..self.duplicate() }
-    }
-
-    /// The keys of frontends in the config file, with absolute paths.
-    pub(crate) fn written(&self) -> &toml::Table {
-        &self.written
     }
 
     /// The lists of targets in the config file, and the protocol of each.

@@ -45,7 +45,8 @@ struct ActionTable {
 /// A running action. If it is dropped without [`RunningAction::end`], the action has failed.
 pub(super) struct RunningAction {
     actions: Actions,
-    id: u64,
+    /// The number of the action.
+    pub(super) id: u64,
     is_over: bool,
     _permit: OwnedSemaphorePermit,
 }
@@ -120,11 +121,6 @@ impl Actions {
 }
 
 impl RunningAction {
-    /// The number of the action.
-    pub(super) fn id(&self) -> u64 {
-        self.id
-    }
-
     /// Sets the progress text.
     pub(super) fn set_progress(&self, progress: String) {
         let progress = bounded(progress);
@@ -237,11 +233,11 @@ mod tests {
             begin(&actions, number.to_string()).end(&Answer::Attached { number: 7 });
         }
         let all = actions.list();
-        assert_eq!((all.len(), all[0].id, all[1].action.as_str()), (MAX_KNOWN, first.id(), "1"));
+        assert_eq!((all.len(), all[0].id, all[1].action.as_str()), (MAX_KNOWN, first.id, "1"));
         assert_eq!((all[0].state, all[0].progress.as_deref()), (ActionState::Running, Some("waiting")));
         assert_eq!(all[1].result, Some(serde_json::json!({ "number": 7 })));
         assert_eq!(actions.get(2), None, "discarded");
-        let id = first.id();
+        let id = first.id;
         drop(first);
         assert_eq!(actions.get(id).unwrap().state, ActionState::Failed);
     }
@@ -273,7 +269,7 @@ mod tests {
         let ids: Vec<u64> = (0..=MAX_LONG_RESULTS)
             .map(|nth| {
                 let running = begin(&actions, String::new());
-                let id = running.id();
+                let id = running.id;
                 running.end(&long(nth));
                 id
             })

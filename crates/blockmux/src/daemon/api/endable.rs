@@ -26,7 +26,8 @@ pub(super) struct RequestUnderWay(Ending);
 /// A connection that reads as closed between requests once its end has begun. The HTTP library
 /// alone would wait for the rest of a head.
 pub(super) struct EndableStream {
-    stream: AnyStream,
+    /// The connection itself.
+    pub(super) stream: AnyStream,
     ending: Ending,
 }
 
@@ -56,11 +57,6 @@ impl Drop for RequestUnderWay {
 impl EndableStream {
     pub(super) fn new(stream: AnyStream, ending: Ending) -> EndableStream {
         EndableStream { stream, ending }
-    }
-
-    /// The connection itself.
-    pub(super) fn stream(&self) -> &AnyStream {
-        &self.stream
     }
 }
 

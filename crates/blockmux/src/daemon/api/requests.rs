@@ -34,7 +34,7 @@ impl ApiState {
             Ok(running) => running,
             Err(error) => return refusal(error),
         };
-        let (id, control, Asked { client, wait }) = (running.id(), self.control.clone(), asked);
+        let (id, control, Asked { client, wait }) = (running.id, self.control.clone(), asked);
         let mut work = tokio::task::spawn_blocking(move || {
             let answer = control.change(&request, &client.caller, &|progress| running.set_progress(progress));
             running.end(&answer);

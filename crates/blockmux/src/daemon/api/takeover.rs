@@ -51,7 +51,7 @@ pub(super) async fn take_over(State(shared): State<ApiState>, mut request: Reque
 async fn connection(upgraded: OnUpgrade) -> io::Result<UnixStream> {
     let upgraded = upgraded.await.map_err(io::Error::other)?;
     let parts = upgraded.downcast::<Io>().map_err(|_| io::ErrorKind::Unsupported)?;
-    match parts.io.inner().as_ref().get_ref().get_ref().stream() {
+    match &parts.io.inner().as_ref().get_ref().get_ref().stream {
         // The runtime owns this file descriptor, so the takeover gets a duplicate.
         AnyStream::Unix(stream) => Ok(stream.as_fd().try_clone_to_owned()?.into()),
         AnyStream::Tcp(_) | AnyStream::Tls(_) => Err(io::ErrorKind::Unsupported.into()),

@@ -32,7 +32,7 @@ impl Model {
     pub(super) fn of(setup: &Setup) -> Model {
         // The config means the same in every directory.
         let directory = current_directory();
-        let mut table = setup.frontends.written().clone();
+        let mut table = setup.frontends.written.clone();
         let with_absolute_paths = |named: &NamedVolume| {
             let spec = named.entry.spec.clone().below(&directory);
             NamedVolume { name: named.name.clone(), entry: VolumeEntry { spec, ..named.entry.clone() } }

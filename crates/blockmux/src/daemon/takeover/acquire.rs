@@ -68,7 +68,7 @@ impl Takeover {
         let cannot = |what: String| Failure::request(format!("--takeover {}: {what}", path.0.display()));
         let peer = socket_peercred(&stream).map_err(|error| cannot(error.to_string()))?.uid;
         let is_ours = peer == geteuid() || peer.is_root();
-        if !is_ours && user.is_none_or(|user| user.uid() != peer.as_raw()) {
+        if !is_ours && user.is_none_or(|user| user.uid != peer.as_raw()) {
             return Err(cannot(
                 "the daemon runs as another user; run this command as that user, or with --user".to_owned(),
             ));

@@ -21,7 +21,8 @@ pub(super) struct AttachedVolume {
     disk: Arc<GuardedDisk>,
     /// Makes a block device of a file.
     loop_device: Option<LoopDevice>,
-    node: PathBuf,
+    /// The block device.
+    pub(super) node: PathBuf,
 }
 
 /// A disk that is detached once, in order or by an interrupt.
@@ -101,11 +102,6 @@ impl AttachedVolume {
             attached.loop_device = Some(device);
         }
         Ok(attached)
-    }
-
-    /// The block device.
-    pub(super) fn node(&self) -> &Path {
-        &self.node
     }
 
     /// Lets the kernel remove the loop device, if there is one, once the file system on it is

@@ -105,7 +105,7 @@ enum StudyDisk {
 impl StudyDisk {
     fn node(&self) -> PathBuf {
         match self {
-            StudyDisk::Attached(volume) => volume.node().to_owned(),
+            StudyDisk::Attached(volume) => volume.node.clone(),
             StudyDisk::Kernel(disk) => disk.node.clone(),
         }
     }
