@@ -178,6 +178,14 @@ fn obstacle() -> Option<&'static str> {
     (user.trim() != "0").then_some("only root can install them: sudo cargo xtask install-peers")
 }
 
+/// Installs packages that only some tests need, if this user may install any. Those tests find out
+/// whether they have what they need.
+pub(crate) fn install_if_permitted(packages: &[&str]) {
+    if !packages.is_empty() && obstacle().is_none() {
+        let _ = install_packages(packages);
+    }
+}
+
 /// Installs packages together, or one by one if that fails, because a release may lack one.
 fn install_packages(packages: &[&str]) -> Result<()> {
     println!("test peers: installing {} (some minutes)", packages.join(" "));

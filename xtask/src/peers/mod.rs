@@ -50,7 +50,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-pub(crate) use install::{install, install_ceph, package};
+pub(crate) use install::{install, install_ceph, install_if_permitted, package};
 pub(crate) use python::install as install_python;
 
 /// The protocol to compare servers of.

@@ -118,7 +118,8 @@ pub(crate) fn run(
         }
     }
     if !failed.is_empty() {
-        bail!("{}", failed.join("\n"));
+        lines.append(&mut failed);
+        bail!("{}", lines.join("\n"));
     }
     let seconds = started.elapsed().as_secs_f64();
     lines.push(format!("Linux {}: {checks} checks passed in {seconds:.0} s", kernel.release));

@@ -1,6 +1,7 @@
 //! siw, Linux's software iWARP: built from the kernel's source, because Debian's kernels lack it.
 
 use super::kernel::Kernel;
+use crate::peers::install_if_permitted;
 use crate::process::{find, succeed};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -19,13 +20,14 @@ pub(crate) fn build(place: &Path, kernel: &Kernel) -> Result<PathBuf> {
     if module.exists() {
         return Ok(module);
     }
-    let headers = PathBuf::from(format!("/usr/src/linux-headers-{}", kernel.release));
-    for (path, package) in
-        [(&headers, format!("linux-headers-{}", kernel.release)), (&SOURCE.into(), SOURCE_PACKAGE.into())]
-    {
-        if !path.exists() {
-            bail!("no {}, Debian package {package}", path.display());
-        }
+    let headers_package = format!("linux-headers-{}", kernel.release);
+    let headers = Path::new("/usr/src").join(&headers_package);
+    let needed = [(headers.as_path(), headers_package.as_str()), (Path::new(SOURCE), SOURCE_PACKAGE)];
+    let lacking: Vec<&str> =
+        needed.iter().filter(|(path, _)| !path.exists()).map(|(_, package)| *package).collect();
+    install_if_permitted(&lacking);
+    if let Some((path, package)) = needed.iter().find(|(path, _)| !path.exists()) {
+        bail!("no {}, Debian package {package}", path.display());
     }
     if let Some(program) =
         ["make", "gcc", "strip", "tar", "xz"].iter().find(|program| find(program).is_none())
