@@ -51,12 +51,12 @@ impl<T> Slots<T> {
     pub(crate) fn insert_with(&mut self, make: impl FnOnce() -> T) -> SlotKey {
         self.born = self.born.wrapping_add(1);
         let index = self.free.pop().unwrap_or_else(|| self.add_slot());
-        // The only place that writes the value, and the compiler knows that no other is dropped
-        // there, nor this one elsewhere: else it would be built on the stack and copied.
+        // The only place that writes the value. The compiler knows that no other is dropped there,
+        // nor this one elsewhere: else it would be built on the stack and copied.
         if let Some(Slot { generation, born, value: free @ None }) = self.slots.get_mut(index as usize) {
             *generation = generation.wrapping_add(1);
             *born = self.born;
-            *free = Some(make());
+            std::mem::forget(free.replace(make()));
             return SlotKey::new(*generation, index);
         }
         debug_assert!(false, "slot {index} is not free");

@@ -37,10 +37,10 @@ impl<T> Slab<T> {
             Some(index) => index as usize,
             None => self.add_slot(),
         };
-        // The only place that writes the value, and the compiler knows that no other is dropped
-        // there, nor this one elsewhere: else it would be built on the stack and copied.
+        // The only place that writes the value. The compiler knows that no other is dropped there,
+        // nor this one elsewhere: else it would be built on the stack and copied.
         if let Some(free @ None) = self.slots.get_mut(index) {
-            *free = Some(make());
+            std::mem::forget(free.replace(make()));
         }
         index
     }

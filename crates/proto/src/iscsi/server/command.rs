@@ -59,10 +59,11 @@ impl ConnectionTurn<'_> {
                 .mismatch(immediate, is_final, max_unsolicited)
                 .map(|mismatch| Response::failed(data_sense(mismatch.into())))
         };
-        let (data_in, is_immediate) = (request.data_in, bhs.is_immediate());
-        let progress = TaskTransfer {
+        let ValidatedCommand { data_in, data_out, .. } = request;
+        let is_immediate = bhs.is_immediate();
+        let progress = || TaskTransfer {
             data_in,
-            data_out: request.data_out,
+            data_out,
             is_immediate,
             transfer: DataOutTransfer::new(immediate, !is_final, max_unsolicited),
             memory: 0,

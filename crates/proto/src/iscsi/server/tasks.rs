@@ -58,7 +58,7 @@ mod tests {
                 transfer: DataOutTransfer::default(),
                 memory: 0,
             };
-            let slot = tasks.insert(1, 1, Lun::new(0), progress);
+            let slot = tasks.insert(1, 1, Lun::new(0), || progress);
             let tag = tasks.transfer_tag(slot, 0);
             assert_eq!(Tasks::slot_of(tag), slot);
             tasks.remove(slot);

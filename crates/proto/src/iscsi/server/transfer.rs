@@ -73,6 +73,7 @@ pub(super) enum DataOutMismatch {
 impl DataOutTransfer {
     /// Data-out of a command with `immediate` bytes of immediate data. With `continues`,
     /// unsolicited Data-Out PDUs follow, up to `max_unsolicited` bytes in all.
+    #[inline]
     pub(super) fn new(immediate: u32, continues: bool, max_unsolicited: u32) -> DataOutTransfer {
         let unsolicited_end = match (immediate, continues) {
             (0, false) => None,

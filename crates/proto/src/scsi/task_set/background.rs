@@ -43,7 +43,7 @@ impl BackgroundWork {
         while self.current.is_none() {
             let begun = self.tasks.server.as_mut().and_then(DeviceServer::poll_background);
             let Some((task, step)) = begun else { return !self.clocks.is_empty() };
-            let slot = self.tasks.insert(OWNER, 0, Lun::new(0), ());
+            let slot = self.tasks.insert(OWNER, 0, Lun::new(0), || ());
             if let Some(entry) = self.tasks.get_mut(slot) {
                 entry.task = Some(task);
             }

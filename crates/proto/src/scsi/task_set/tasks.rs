@@ -161,10 +161,11 @@ impl<P> TaskSet<P> {
         self.functions.free().is_some()
     }
 
-    /// Adds a task that has just arrived at the driver `owner`; returns its slot.
+    /// Adds a task that has just arrived at the driver `owner`; returns its slot. `progress` makes
+    /// the state of the transport.
     #[inline]
-    pub(crate) fn insert(&mut self, owner: u32, tag: u32, lun: Lun, progress: P) -> usize {
-        let slot = self.entries.insert_with(|| TaskEntry::new(owner, tag, lun, progress));
+    pub(crate) fn insert(&mut self, owner: u32, tag: u32, lun: Lun, progress: impl FnOnce() -> P) -> usize {
+        let slot = self.entries.insert_with(|| TaskEntry::new(owner, tag, lun, progress()));
         match self.tags.get_mut(slot) {
             Some(free) => *free = tag,
             None => {
@@ -318,7 +319,7 @@ mod tests {
     use super::*;
 
     fn insert(tasks: &mut TaskSet<()>, tag: u32) -> usize {
-        tasks.insert(1, tag, Lun::new(0), ())
+        tasks.insert(1, tag, Lun::new(0), || ())
     }
 
     #[test]

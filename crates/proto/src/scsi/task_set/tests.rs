@@ -57,7 +57,7 @@ impl TestTransport {
 
     /// Starts a command with this tag at the current driver; returns its slot.
     fn command(&mut self, tag: u32, cdb: &[u8], data_out_len: usize) -> usize {
-        let slot = self.tasks.insert(self.owner, tag, LUN, TestProgress::default());
+        let slot = self.tasks.insert(self.owner, tag, LUN, TestProgress::default);
         self.start(slot, &command(LUN, cdb, data_out_len));
         slot
     }

@@ -80,7 +80,7 @@ impl SrpTargetSession {
 
     fn insert(&mut self, lun: Lun, transfer: SrpTransfer) -> usize {
         let tag = self.next_tag();
-        self.tasks.insert(OWNER, tag, lun, transfer)
+        self.tasks.insert(OWNER, tag, lun, || transfer)
     }
 
     fn refuse_task(&mut self, slot: usize, sense: Sense) {
