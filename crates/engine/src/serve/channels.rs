@@ -138,19 +138,6 @@ impl OpenChannel {
         None
     }
 
-    /// As [`OpenChannel::begin`], for a request that limits may throttle first.
-    #[cold]
-    fn begin_throttled(
-        &mut self,
-        source: &mut impl IoSource,
-        io: Io,
-        now: Instant,
-    ) -> Option<(Tag, IoError)> {
-        let charge = source.charge(&io);
-        let passed = self.throttles.admit(charge, io, &self.meter, now)?;
-        self.begin(source, passed, false)
-    }
-
     /// Begins the requests that waited for their range and may begin now; adds those that are
     /// denied to `denied`. Returns whether any has begun or ended.
     fn begin_locked(
@@ -415,7 +402,7 @@ impl Channels {
     fn submit_io(&mut self, source: &mut impl IoSource, now: Instant, budget: &mut u64) -> bool {
         let before = self.submitted;
         while *budget > 0
-            && let Some((volume, io)) = source.poll_io()
+            && let Some((volume, mut io)) = source.poll_io()
         {
             self.submitted += 1;
             *budget = budget.saturating_sub(io.len);
@@ -434,13 +421,19 @@ impl Channels {
             open.meter.count(&io);
             open.begun.begin(tag, poll_ns, RequestKind::of(io.op));
             open.in_flight += 1;
-            let failed = if open.throttles.is_free() {
-                open.begin(source, io, false)
-            } else {
-                open.begin_throttled(source, io, now)
-            };
+            if !open.throttles.is_free() {
+                let charge = source.charge(&io);
+                match open.throttles.admit(charge, io, &open.meter, now) {
+                    Some(passed) => io = passed,
+                    None => {
+                        self.in_flight += 1;
+                        continue;
+                    }
+                }
+            }
+            let denied = open.begin(source, io, false);
             self.in_flight += 1;
-            if let Some((tag, error)) = failed {
+            if let Some((tag, error)) = denied {
                 self.drop_denied(volume, tag, error);
             }
         }
