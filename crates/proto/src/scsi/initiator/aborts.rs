@@ -45,7 +45,7 @@ struct PendingFunction<F> {
 
 /// The next step after a tick with overdue commands.
 pub(crate) enum AbortStep<F> {
-    /// Abort the commands of [`AbortLadder::next_task`].
+    /// Abort the commands of [`AbortLadder::tasks`].
     AbortTasks,
     /// This function was refused, or not answered in time.
     Escalate(F),
