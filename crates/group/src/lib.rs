@@ -26,22 +26,22 @@
 //!
 //! *Suspicion* needs no clock either: a member suspects another one when it has heard a number of
 //! its **own** beats, and none of the other's. Whoever was stopped, or is cut from the cluster,
-//! hears nothing of itself, and suspects nobody. A clock decides only when a member that reaches
-//! nothing gives up, which is always allowed, and how often things are repeated.
+//! hears nothing of itself, and suspects nobody. A clock decides only when a member that does not
+//! hear itself gives up, which is always allowed, and how often things are repeated.
 //!
 //! # Volumes
 //!
 //! ```text
-//!            assign: epoch + 1            the owner has it
-//!   Free ───────────────────▶ Starting ───────────────────▶ Active
-//!    ▲                         ▲  │  ▲     lost: epoch + 1     │
-//!    │                         │  │  └────────────────────────┤
-//!    │   released: epoch + 1   │  │ move                       │ move, by decision
-//!    │   (planned)             │  ▼                            │
-//!    ├───────────────────── Leaving ◀─────────────────────────┘
-//!    │
-//!    └── from any state when its owner's incarnation ends: suspected, fenced by an operator, or
-//!        started again. Its client is to be fenced first.
+//!          assign: epoch + 1             the owner has it
+//!   Free ────────────────────▶ Starting ──────────────────▶ Active
+//!    ▲                          ▲  │  ▲                      │  │
+//!    │                          │  │  └── lost: epoch + 1 ───┘  │
+//!    │           released, for  │  │ move                        │ move, by decision:
+//!    │  another one: epoch + 1  │  ▼                             │ the owner completes its I/O
+//!    └───── released ────────── Leaving ◀────────────────────────┘
+//!
+//!   any ──▶ Free   when the owner's incarnation ends: suspected, fenced by an operator, or started
+//!                  again. Its client is to be fenced before anything starts.
 //! ```
 //! One member decides: the one that joined first among those that are not suspected. Two that
 //! believe so at once are told apart by the table's generation, which each proposal replaces.

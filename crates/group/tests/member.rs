@@ -187,6 +187,17 @@ fn a_volume_moves_when_its_owner_has_released_it() {
 }
 
 #[test]
+fn a_member_that_is_not_heard_is_given_nothing_and_left_alone() {
+    let (mut bench, _) = Bench::serving();
+    let b = bench.other(0);
+    bench.command(Command::Pin { volume: "v".to_owned(), member: "b".to_owned() });
+    let table = bench.stored.clone();
+    bench.pass(1000, None);
+    assert!(bench.member.suspects(b));
+    assert_eq!((bench.take(), &bench.stored), (vec![], &table));
+}
+
+#[test]
 fn a_silent_member_with_volumes_is_fenced_before_they_start() {
     let (mut bench, epoch) = Bench::serving();
     let a = bench.member.incarnation().unwrap();

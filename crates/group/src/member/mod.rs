@@ -3,7 +3,7 @@
 //! ```text
 //!   Connect ──▶ a client ──▶ read the table, join ──▶ up: beat, read, propose, serve ──┐
 //!      ▲                                                                               │
-//!      └── EndIo ◀── fenced, ended by the table, or the cluster was not reached ◀──────┘
+//!      └── EndIo ◀── fenced, ended by the table, or deaf to itself ◀───────────────────┘
 //! ```
 //! A member does not follow a plan over several steps. It looks at the newest table that it knows
 //! and at itself, does what follows ([`Action::Activate`], [`Action::Deactivate`],
@@ -34,7 +34,7 @@ pub struct Settings {
     pub read_every: Duration,
     /// Number of own beats after which a silent member is suspected.
     pub suspect_after: u32,
-    /// Time after which a member that does not reach the cluster ends all I/O.
+    /// Time after which a member that does not hear its own beats ends all I/O.
     pub isolated_after: Duration,
     /// Number of beats for which a member without volumes is heard before it is given some.
     pub stable_after: u32,
@@ -178,7 +178,7 @@ pub enum Outcome {
 pub enum Action {
     /// Make a new connection to the cluster, which is a new client. It is tried until it succeeds.
     Connect,
-    /// Watch the table's object, also if it does not exist yet.
+    /// Watch the table's object, also if it does not exist yet, and instead of an earlier watch.
     Watch,
     /// Read the table.
     Read {
@@ -247,8 +247,10 @@ pub struct Member {
     hearing: Hearing,
     beats: u64,
     beat_at: Duration,
-    /// Whether the cluster was reached.
-    reached_at: Duration,
+    /// When it has heard itself.
+    heard_at: Duration,
+    /// Own beats since then.
+    unheard: u32,
     fencing: BTreeSet<Client>,
     fenced: BTreeSet<Client>,
     fence_at: Duration,
@@ -294,7 +296,8 @@ impl Member {
             hearing: Hearing::default(),
             beats: 0,
             beat_at: Duration::ZERO,
-            reached_at: Duration::ZERO,
+            heard_at: Duration::ZERO,
+            unheard: 0,
             fencing: BTreeSet::new(),
             fenced: BTreeSet::new(),
             fence_at: Duration::ZERO,
@@ -364,7 +367,6 @@ impl Member {
 
     fn on_connected(&mut self, client: Client) {
         self.client = Some(client);
-        self.reached_at = self.now;
         self.wants_read = true;
         self.request_at = self.now;
         self.fence_at = self.now;
@@ -376,7 +378,8 @@ impl Member {
         if let Some(own) = self.incarnation
             && self.hearing.on_beat(beat, own, self.settings.suspect_after)
         {
-            self.reached_at = self.now;
+            self.heard_at = self.now;
+            self.unheard = 0;
         }
     }
 
@@ -385,7 +388,6 @@ impl Member {
             return;
         }
         self.request = None;
-        self.reached_at = self.now;
         self.read_at = after(self.now, self.settings.read_every);
         let table = table.unwrap_or_default();
         if table.generation() < self.generation() {
@@ -407,16 +409,12 @@ impl Member {
         match self.request.take() {
             Some(Request::Propose { id, table, commands }) if id == request => match outcome {
                 Outcome::Committed => {
-                    self.reached_at = self.now;
                     for id in commands {
                         self.answer(id, Ok(()));
                     }
                     self.adopt(table);
                 }
-                Outcome::Stale => {
-                    self.reached_at = self.now;
-                    self.wants_read = true;
-                }
+                Outcome::Stale => self.wants_read = true,
                 Outcome::Unknown => {
                     self.wants_read = true;
                     self.request_at = self.retry_at();
@@ -476,6 +474,8 @@ impl Member {
                 self.incarnation = Some(record.incarnation);
                 self.strikes = record.strikes;
                 self.beat_at = self.now;
+                self.heard_at = self.now;
+                self.unheard = 0;
             }
             Some(record) if record.is_up => {}
             Some(_) => self.end(),
@@ -500,7 +500,7 @@ impl Member {
 
     /// Does what follows from the table, the time, and what this process has.
     fn advance(&mut self) {
-        let isolated_at = after(self.reached_at, self.settings.isolated_after);
+        let isolated_at = after(self.heard_at, self.settings.isolated_after);
         if self.incarnation.is_some() && self.now >= isolated_at {
             self.end();
         }
@@ -521,6 +521,12 @@ impl Member {
 
     fn beat(&mut self) {
         let Some(incarnation) = self.incarnation.filter(|_| self.now >= self.beat_at) else { return };
+        // A watch may end without a word. Who does not hear the others cannot decide about them.
+        self.unheard = self.unheard.saturating_add(1);
+        if self.unheard > self.settings.suspect_after {
+            self.unheard = 0;
+            self.actions.push_back(Action::Watch);
+        }
         self.beats = self.beats.saturating_add(1);
         self.beat_at = after(self.now, self.settings.beat_every);
         let beat = Beat { incarnation, count: self.beats, generation: self.generation() };

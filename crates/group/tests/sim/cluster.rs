@@ -64,7 +64,7 @@ pub(crate) struct Cluster {
     /// The map of each storage daemon.
     osds: Vec<u64>,
     table: Option<Vec<u8>>,
-    watchers: BTreeMap<usize, (u64, Client)>,
+    watchers: BTreeMap<Client, (usize, u64)>,
     pub(crate) images: Vec<Image>,
     clients: u64,
     /// How often a volume got another owner.
@@ -118,7 +118,7 @@ impl Cluster {
 
     /// A watch breaks: what is sent meanwhile is lost.
     pub(crate) fn break_watch(&mut self, gateway: usize) {
-        self.watchers.remove(&gateway);
+        self.watchers.retain(|_, (of, _)| *of != gateway);
     }
 
     pub(crate) fn on_packet(&mut self, net: &mut Net, packet: &Packet) {
@@ -137,7 +137,7 @@ impl Cluster {
                 answer(net, packet, Answer::Connected { client, map: self.map });
             }
             Request::Watch => {
-                self.watchers.insert(gateway, (process, client.clone()));
+                self.watchers.insert(client.clone(), (gateway, process));
                 answer(net, packet, Answer::Watching);
             }
             Request::ReadTable { id } => {
@@ -321,7 +321,7 @@ impl Cluster {
     }
 
     fn notify(&self, net: &mut Net, from: usize, input: super::gateway::Input) {
-        for (to, (process, client)) in &self.watchers {
+        for (client, (to, process)) in &self.watchers {
             if !self.is_refused(client, self.osds[0]) {
                 let (gateway, process, input) = (*to, *process, input.clone());
                 net.notify(from, *to, Happening::Gateway { gateway, process, input });

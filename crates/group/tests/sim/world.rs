@@ -282,6 +282,9 @@ impl World {
 
     fn break_watch(&mut self, gateway: usize) {
         self.cluster.break_watch(gateway);
+        if self.net.random.below(2) == 0 {
+            return;
+        }
         let process = self.gateways[gateway].process;
         let delay = self.net.random.below(3000);
         self.net.after(delay, Happening::Gateway { gateway, process, input: Input::WatchLost });
