@@ -584,31 +584,6 @@ fn probes_are_answered_by_the_daemon_while_the_process_that_takes_over_opens_a_n
 }
 
 #[test]
-fn probes_are_answered_by_the_process_that_takes_over_once_the_volumes_are_released() {
-    let directory = tempfile::tempdir().unwrap();
-    let mounted = directory.path().join("mounted");
-    fs::create_dir(&mounted).unwrap();
-    let Some(file_system) = HangingFileSystem::mount(&mounted) else { return };
-    let volumes = ["a=file:DIR/mounted/disk.img"];
-    let mut taken = Taken::serve(directory, &volumes);
-    // The daemon hangs in close(2). Its API has ended by then.
-    file_system.hang("flush");
-    let next = taken.next(&volumes);
-    file_system.wait_until_hung("flush", 1);
-    let waiting: Vec<_> = taken.probes("/healthz").into_iter().chain(taken.probes("/readyz")).collect();
-    file_system.hang("open");
-    file_system.wait_until_hung("open", 1);
-    let answers: Vec<_> = waiting.into_iter().map(Probe::answer).collect();
-    assert_eq!(answers.iter().map(|(status, _)| *status).collect::<Vec<_>>(), [200, 200, 503, 503]);
-    assert!(answers[..2].iter().all(|(_, health)| *health == json!({ "state": "starting" })), "{answers:?}");
-    taken.says("starting", 503);
-    file_system.hang("");
-    let mut before = std::mem::replace(&mut taken.daemon, Daemon::of_child(next));
-    assert!(before.wait().success());
-    taken.says("serving", 200);
-}
-
-#[test]
 fn queries_are_answered_while_a_reload_waits_for_io_in_flight() {
     let config = |limits: &str, more: &str| {
         format!(
