@@ -371,7 +371,7 @@ mod tests {
     fn a_config_that_cannot_be_read_is_named_with_the_reason() {
         for (path, why) in [
             ("/nonexistent/ceph.conf", "No such file or directory"),
-            ("/proc", "it is a directory; give its path, as in conf="),
+            ("/etc", "it is a directory; give its path, as in conf="),
             ("/proc/version/ceph.conf", "Not a directory"),
         ] {
             let conf = Some(PathBuf::from(path));

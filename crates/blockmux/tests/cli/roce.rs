@@ -239,7 +239,7 @@ fn a_reload_that_removes_the_fabric_of_a_listener_ends_the_sessions_over_it_and_
     let listeners = Listeners::new("");
     let ip = &listeners.ip;
     let config = |parameters: &str| {
-        format!("iscsi = ['{ip}:3260{parameters}']\n[[volume]]\nname = 'a'\nspec = 'mem:4m'\n")
+        format!("iscsi = ['{ip}:3261{parameters}']\n[[volume]]\nname = 'a'\nspec = 'mem:4m'\n")
     };
     let served = Configured::serve(&config("?rdma=roce"));
     let url = served.daemon.urls_of("iser").into_iter().find(|url| url.contains("rdma=roce")).unwrap();
