@@ -82,6 +82,11 @@ impl VolumeStep {
         matches!(self, VolumeStep::Remove | VolumeStep::Replace | VolumeStep::Twice(_))
     }
 
+    /// Whether it gives the volume another size, perhaps one that is refused.
+    pub(super) fn resizes(self) -> bool {
+        matches!(self, VolumeStep::Resize | VolumeStep::Overlap)
+    }
+
     /// Whether it opens a volume.
     pub(super) fn opens(self) -> bool {
         matches!(self, VolumeStep::Add | VolumeStep::Replace)

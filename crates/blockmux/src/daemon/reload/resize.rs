@@ -4,7 +4,6 @@ use super::Reloader;
 use super::kept_work::{KeptWork, ResizedVolume};
 use super::model::{Model, resize_between};
 use super::neighbours;
-use super::plan::VolumeStep;
 use super::{Plan, RunningConfig};
 use crate::api::request::Request;
 use crate::api::{ApiError, ErrorCode};
@@ -65,8 +64,7 @@ impl Reloader {
         kept: &mut KeptWork,
         (awaited, step_now): (&Awaited, &WorkStep),
     ) -> Result<(), ApiError> {
-        let is_resized = |step: &VolumeStep| matches!(step, VolumeStep::Resize | VolumeStep::Overlap);
-        let names = || plan.steps.iter().filter(|(_, step)| is_resized(step)).map(|(name, _)| name);
+        let names = || plan.steps.iter().filter(|(_, step)| step.resizes()).map(|(name, _)| name);
         let both = [(&config.running, Some(&self.policy)), (desired, Some(policy))];
         neighbours::check(names().map(String::as_str), both).map_err(ApiError::from)?;
         let mut earlier = std::mem::take(&mut kept.resized);

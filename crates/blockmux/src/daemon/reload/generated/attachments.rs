@@ -5,6 +5,8 @@ use super::lines;
 use crate::api::request::{Answer, Request};
 use crate::attach::fake;
 use crate::attach::way::Way;
+use crate::daemon::config::current_directory;
+use crate::daemon::reload::commands::edits_of;
 use std::path::PathBuf;
 
 const TWO: &str = "nbd = ['unix:n.sock']\n[[volume]]\nname = 'a'\nspec = 'file:a.img?size=1m'\n\
@@ -161,5 +163,27 @@ fn commands_attach_and_detach_and_a_save_writes_that_down() {
     place.write(TWO);
     daemon.reload().unwrap();
     assert_eq!(disks(&daemon), []);
+    daemon.stop();
+}
+
+/// A command that another change has overtaken begins again: what it has attached itself is not in
+/// its way.
+#[test]
+fn a_command_knows_its_attachment_in_the_config_by_a_relative_socket() {
+    let place = TestPlace::new();
+    let up = current_directory().components().skip(1).map(|_| "..").collect::<PathBuf>();
+    let relative = up.join(place.directory().trim_start_matches('/')).join("disk");
+    let socket = current_directory().join(&relative);
+    place.write(&format!("{TWO}[[attachment]]\nvolume = 'a'\nsocket = '{}'\n", socket.display()));
+    let daemon = place.start().unwrap();
+    let reloader = &daemon.control.reloader;
+    let is_known = |socket: PathBuf| {
+        let (volume, name, socket) = ("a".to_owned(), None, Some(socket));
+        let request = Request::AttachDisk { volume, via: None, socket, name, read_only: false };
+        edits_of(reloader, &reloader.config.get(), &request).is_ok()
+    };
+    assert!(is_known(socket) && is_known(relative));
+    assert!(!is_known("another".into()), "the volume has a disk");
+    reloader.disks.end();
     daemon.stop();
 }
