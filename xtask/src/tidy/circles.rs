@@ -65,7 +65,7 @@ const KNOWN: &[KnownCircle] = &[
     },
     KnownCircle {
         folder: "crates/blockmux/src/protocol",
-        files: "descriptor frontend policy",
+        files: "descriptor frontend listeners policy",
         reason: "a protocol has a frontend, which serves the protocol's listeners by the policy",
     },
     KnownCircle {

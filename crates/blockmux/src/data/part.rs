@@ -85,8 +85,8 @@ impl DataPart {
         DataPart::of_spec(spec).into_iter().map(|part| part.key).collect()
     }
 
-    /// The parts of files, devices and volumes on other servers that a volume consists of, told apart
-    /// by their paths, and by the texts of their specs.
+    /// The parts of files, devices and volumes on other servers that a volume consists of, told
+    /// apart by their paths, and by the texts of their specs.
     pub(crate) fn of_text(spec: &Spec) -> Vec<DataPart> {
         let mut parts = Vec::new();
         for_each_source(spec, Part::WHOLE, &mut |source, part| {

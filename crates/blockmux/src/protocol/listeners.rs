@@ -93,7 +93,7 @@ impl PolicyListener {
 
 /// All listeners in their order, and what the rule asks about them.
 #[derive(Debug, Default)]
-pub(super) struct Listeners {
+pub(super) struct PolicyListeners {
     all: Vec<PolicyListener>,
     /// By the protocol that serves them.
     of_protocol: HashMap<&'static str, ProtocolListeners>,
@@ -118,9 +118,9 @@ struct ProtocolListeners {
     listed: Vec<usize>,
 }
 
-impl From<Vec<PolicyListener>> for Listeners {
-    fn from(all: Vec<PolicyListener>) -> Listeners {
-        let mut own = Listeners::default();
+impl From<Vec<PolicyListener>> for PolicyListeners {
+    fn from(all: Vec<PolicyListener>) -> PolicyListeners {
+        let mut own = PolicyListeners::default();
         for (at, listener) in all.iter().enumerate() {
             let name = listener.protocol.served_as();
             let of_protocol = own.of_protocol.entry(name).or_default();
@@ -144,11 +144,11 @@ impl From<Vec<PolicyListener>> for Listeners {
             }
             own.advertised.extend(listener.place.tcp().zip(listener.advertised_address()));
         }
-        Listeners { all, ..own }
+        PolicyListeners { all, ..own }
     }
 }
 
-impl Listeners {
+impl PolicyListeners {
     /// All listeners, in their order.
     pub(super) fn all(&self) -> &[PolicyListener] {
         &self.all
@@ -234,7 +234,7 @@ mod tests {
             listener(&NBD, 4, None),
             listener(&NBD, 5, None),
         ];
-        let listeners = Listeners::from(all);
+        let listeners = PolicyListeners::from(all);
         let port = |own: &PolicyListener| own.place.tcp().map_or(0, |tcp| tcp.port());
         let ports = |found: Vec<&PolicyListener>| found.into_iter().map(port).collect::<Vec<_>>();
         assert_eq!(ports(listeners.of("nbd").collect()), [1, 2, 4, 5]);

@@ -11,7 +11,7 @@
 //! disk, or a separate target or subsystem for each volume. These are the *default exports*.
 
 use super::address::{ListenerAddress, matches_listener};
-use super::listeners::Listeners;
+use super::listeners::PolicyListeners;
 pub(crate) use super::listeners::{AdvertisedAddress, PolicyListener};
 use super::{Carrier, Protocol, by_name, with_frontend};
 use crate::data::part::{DataPart, find_overlap};
@@ -103,7 +103,7 @@ struct Shared {
     targets: Arc<TargetRules>,
     /// Protocols whose default exports require authentication.
     restricting: Vec<&'static str>,
-    listeners: Listeners,
+    listeners: PolicyListeners,
     volumes: BTreeMap<String, VolumeRule>,
     /// Parts of the files and devices of each open volume.
     data: RwLock<BTreeMap<String, Vec<DataPart>>>,

@@ -1,5 +1,5 @@
-//! Finds files and devices that would be opened twice for writing, before any is opened: the lock of
-//! the first one that has it open excludes the second.
+//! Finds files and devices that would be opened twice for writing, before any is opened: the lock
+//! of the first one that has it open excludes the second.
 
 use crate::data::part::{Part, for_each_source};
 use crate::volume_kinds::shared_files::resolved;

@@ -21,9 +21,9 @@ pub(super) fn mark(steps: &mut VolumeSteps, running: &Model, desired: &Model) {
     }
 }
 
-/// Checks that none of these volumes grows over data of another one, which the new config has or the
-/// daemon still serves. Those that overlap before, by config, may continue to. Each config may have
-/// the policy that knows what its volumes consist of.
+/// Checks that none of these volumes grows over data of another one, which the new config has or
+/// the daemon still serves. Those that overlap before, by config, may continue to. Each config may
+/// have the policy that knows what its volumes consist of.
 ///
 /// # Errors
 /// Names both volumes and says what to do.
