@@ -1,5 +1,5 @@
 # How fast RDMA is beside Linux's own, as ratios: the guest is emulated, so that the figures say nothing by themselves. RAM disks on
-# both sides. Only that something was measured is tested; target/vm/roce-speed.sh.log has the tables.
+# both sides. Only that something was measured is tested; target/vm/roce-speed.log has the tables.
 . /lib.sh
 . /nvme.inc
 . /rxe.inc

@@ -178,12 +178,15 @@ fn obstacle() -> Option<&'static str> {
     (user.trim() != "0").then_some("only root can install them: sudo cargo xtask install-peers")
 }
 
-/// Installs packages that only some tests need, if this user may install any. Those tests find out
-/// whether they have what they need.
-pub(crate) fn install_if_permitted(packages: &[&str]) {
-    if !packages.is_empty() && obstacle().is_none() {
-        let _ = install_packages(packages);
+/// Installs packages that only some tests need, if there are any and this user may install them.
+///
+/// # Errors
+/// If they cannot be installed.
+pub(crate) fn install_if_permitted(packages: &[&str]) -> Result<()> {
+    if packages.is_empty() || obstacle().is_some() {
+        return Ok(());
     }
+    install_packages(packages)
 }
 
 /// Installs packages together, or one by one if that fails, because a release may lack one.

@@ -191,7 +191,8 @@ fn chosen(scripts: &[String], only: &[String]) -> Result<Vec<String>> {
             None => bail!("there is no script {name} in {SCRIPTS}; known are {}", scripts.join(", ")),
         }
     }
-    Ok(if only.is_empty() { scripts.to_vec() } else { names })
+    let tests = scripts.iter().filter(|script| !MEASURES.contains(&script.as_str()));
+    Ok(if only.is_empty() { tests.cloned().collect() } else { names })
 }
 
 /// The reason why no guest can run here, as half a sentence; `None` if one can.
@@ -223,6 +224,9 @@ const OVER_SIW: &[&str] = &["iser", "rdma", "siw", "srp"];
 const WITH_TLSHD: &[&str] = &["ktls-linux.sh", "nvme-tls.sh"];
 /// Scripts that run the file-system study.
 const WITH_STUDY: &[&str] = &["attach-study.sh"];
+/// Scripts that measure, and run only if they are named.
+const MEASURES: &[&str] = &["roce-speed.sh"];
+
 /// Scripts that start tgt on this machine.
 const WITH_TGT: &[&str] = &["migrate-tgt.sh"];
 const TGT: &[&str] = &["tgtd", "tgt-admin", "tgtadm"];
@@ -243,13 +247,13 @@ mod tests {
 
     #[test]
     fn a_script_may_be_named_by_path_file_or_stem() {
-        let scripts = ["iscsi.sh".to_owned(), "lio.sh".to_owned()];
-        assert_eq!(chosen(&scripts, &[]).unwrap(), scripts);
+        let scripts = ["iscsi.sh".to_owned(), "lio.sh".to_owned(), MEASURES[0].to_owned()];
+        assert_eq!(chosen(&scripts, &[]).unwrap(), scripts[..2]);
         for name in ["lio", "lio.sh", "tests/vm/lio.sh"] {
             assert_eq!(chosen(&scripts, &[name.to_owned()]).unwrap(), ["lio.sh"]);
         }
         let error = chosen(&scripts, &["nfs".to_owned()]).unwrap_err().to_string();
-        assert_eq!(error, "there is no script nfs in tests/vm; known are iscsi.sh, lio.sh");
+        assert_eq!(error, "there is no script nfs in tests/vm; known are iscsi.sh, lio.sh, roce-speed.sh");
     }
 
     #[test]

@@ -25,9 +25,10 @@ pub(crate) fn build(place: &Path, kernel: &Kernel) -> Result<PathBuf> {
     let needed = [(headers.as_path(), headers_package.as_str()), (Path::new(SOURCE), SOURCE_PACKAGE)];
     let lacking: Vec<&str> =
         needed.iter().filter(|(path, _)| !path.exists()).map(|(_, package)| *package).collect();
-    install_if_permitted(&lacking);
+    let installed = install_if_permitted(&lacking);
     if let Some((path, package)) = needed.iter().find(|(path, _)| !path.exists()) {
-        bail!("no {}, Debian package {package}", path.display());
+        let why = installed.err().map_or_else(String::new, |error| format!(": {error:#}"));
+        bail!("no {}, Debian package {package}{why}", path.display());
     }
     if let Some(program) =
         ["make", "gcc", "strip", "tar", "xz"].iter().find(|program| find(program).is_none())
