@@ -184,7 +184,7 @@ mod tests {
         let mut commands = AoeCommandTable::new(1, u32::MAX);
         let tags = [commands.insert(command(1)).unwrap(), commands.insert(command(2)).unwrap()];
         assert_eq!(tags, [0x0100_0000, 0x0100_0001], "the count wraps to 0");
-        tags.iter().for_each(|tag| drop(commands.remove(*tag)));
+        tags.iter().rev().for_each(|tag| drop(commands.remove(*tag)));
         assert!(tags.iter().all(|tag| commands.get_mut(*tag).is_none()) && commands.request_commands == 0);
         assert_eq!(commands.insert(command(3)), Some(0x0100_0080), "the count does not restart");
         assert_eq!(AoeCommandTable::new(1, 0x1234).insert(command(1)), Some(0x0100_0000 | 0x1235 << 7));
