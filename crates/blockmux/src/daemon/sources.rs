@@ -13,6 +13,7 @@ use blockmux_volume::units::human_size;
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::ops::Range;
@@ -199,7 +200,7 @@ impl Sources {
             let Some(DeValue::Array(entries)) = table.get(list.key).map(Spanned::get_ref) else { continue };
             self.check_names_in(entries, (list.key, list.name), "")?;
             for entry in entries.iter() {
-                let owner = name_in(entry, list.name).unwrap_or_default();
+                let owner = name_in(entry, list.name).map_or_else(String::new, |name| name.to_string());
                 let owner = format!("{} `{owner}`: ", list.key);
                 for (part, name) in &list.parts {
                     if let Some(DeValue::Array(entries)) = entry.get_ref().get(*part).map(Spanned::get_ref) {
@@ -322,11 +323,29 @@ impl SourceFile {
     }
 }
 
-/// The name of an entry: text, or a number as text.
-fn name_in(entry: &Spanned<DeValue<'_>>, key: &str) -> Option<String> {
+/// The name of an entry. A number is no text, however the two are written.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum EntryName {
+    Text(String),
+    Number(i64),
+}
+
+impl fmt::Display for EntryName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EntryName::Text(name) => f.write_str(name),
+            EntryName::Number(number) => number.fmt(f),
+        }
+    }
+}
+
+/// The name of an entry; `None` also for a number that no key can have.
+fn name_in(entry: &Spanned<DeValue<'_>>, key: &str) -> Option<EntryName> {
     match entry.get_ref().get(key)?.get_ref() {
-        DeValue::String(name) => Some(name.to_string()),
-        DeValue::Integer(number) => Some(number.as_str().to_owned()),
+        DeValue::String(name) => Some(EntryName::Text(name.to_string())),
+        DeValue::Integer(number) => {
+            i64::from_str_radix(number.as_str(), number.radix()).ok().map(EntryName::Number)
+        }
         _ => None,
     }
 }
@@ -618,8 +637,18 @@ mod tests {
             within.starts_with("b.toml:5: iscsi_target `a`: acl `i`: is also given in b.toml:3; "),
             "{within}"
         );
-        let number = "[[iscsi_target.namespace]]\nnsid = 1\n";
-        let numbers = said(&[&target("a"), number, number].concat(), false).unwrap_err();
-        assert!(numbers.contains("iscsi_target `a`: namespace `1`: is also given in b.toml:3"), "{numbers}");
+        let numbers = |numbers: [&str; 2]| {
+            let part = |number: &str| format!("[[iscsi_target.namespace]]\nnsid = {number}\n");
+            said(&[target("a"), part(numbers[0]), part(numbers[1])].concat(), false)
+        };
+        for same in [["1", "1"], ["16", "0x10"], ["0o20", "0b1_0000"], ["+1", "1"]] {
+            let refused = numbers(same).unwrap_err();
+            let name = if same.contains(&"1") { 1 } else { 16 };
+            let expected = format!("iscsi_target `a`: namespace `{name}`: is also given in b.toml:3");
+            assert!(refused.contains(&expected), "{refused}");
+        }
+        for different in [["10", "0x10"], ["1", "'1'"], ["-1", "1"]] {
+            assert_eq!(numbers(different), Ok(()), "{different:?}");
+        }
     }
 }
