@@ -44,7 +44,7 @@ impl WrittenFile {
         for_each_source(spec, Part::WHOLE, &mut |leaf, part| {
             if written_path(leaf).is_some() {
                 // A back end knows no parts.
-                let is_part = !part.is_whole() && !matches!(leaf, Spec::VhostUser(_));
+                let is_part = !part.is_whole() && !is_back_end(leaf);
                 found.push(WrittenFile { volume: name.to_owned(), leaf: leaf.clone(), is_part });
             }
         });
@@ -89,13 +89,20 @@ pub(crate) fn check(files: &[WrittenFile], found: Vec<Option<FoundFile>>) -> Res
         }
         let (own, path, leaf) = (&file.volume, file.path(), &file.leaf);
         let WrittenFile { volume: other, leaf: its_leaf, .. } = other;
-        return Err(match (own == other, are_parts) {
-            (true, _) => format!("volume `{own}`: {path} is in it twice; give it once, or slices of it"),
-            (false, true) => format!(
+        return Err(match (are_parts, own == other) {
+            (true, true) => format!(
+                "volume `{own}`: has slices of one file with different paths or options ({its_leaf} and {leaf}); use \
+                 the same in all"
+            ),
+            (true, false) => format!(
                 "volumes `{other}` and `{own}` are slices of one file with different paths or options ({its_leaf} and \
                  {leaf}); use the same in both"
             ),
-            (false, false) if matches!(leaf, Spec::VhostUser(_)) => format!(
+            (false, true) if is_back_end(leaf) => format!(
+                "volume `{own}`: {path} is in it twice, and a vhost-user back end serves one front end; give it once"
+            ),
+            (false, true) => format!("volume `{own}`: {path} is in it twice; give it once, or slices of it"),
+            (false, false) if is_back_end(leaf) => format!(
                 "volumes `{other}` and `{own}` both use {path}, and a vhost-user back end serves one; remove the other"
             ),
             (false, false) => format!(
@@ -105,6 +112,10 @@ pub(crate) fn check(files: &[WrittenFile], found: Vec<Option<FoundFile>>) -> Res
         });
     }
     Ok(())
+}
+
+fn is_back_end(leaf: &Spec) -> bool {
+    matches!(leaf, Spec::VhostUser(_))
 }
 
 /// The path of a file or device that a volume opens for itself: for writing, or as the only front
@@ -161,7 +172,18 @@ mod tests {
                 ["slice:0,512:file:a", "slice:512,512:file:hard"],
                 "volumes `x` and `y` are slices of one file with different paths or options (file:a and file:hard); ",
             ),
-            (["stripe:4k:file:a,file:link", "mem:1m"], "volume `x`: link is in it twice; "),
+            (
+                ["stripe:4k:file:a,file:link", "mem:1m"],
+                "volume `x`: link is in it twice; give it once, or slices",
+            ),
+            (
+                ["stripe:4k:[slice:0,4k:file:a],[slice:4k,4k:file:a?direct=off]", "mem:1m"],
+                "volume `x`: has slices of one file with different paths or options (file:a and file:a?direct=off); ",
+            ),
+            (
+                ["stripe:4k:[slice:0,4k:vhost-user:v],[slice:4k,4k:vhost-user:v]", "mem:1m"],
+                "volume `x`: v is in it twice, and a vhost-user back end serves one front end; give it once",
+            ),
         ] {
             let said = check_both(specs).unwrap_err();
             assert!(said.starts_with(expected), "{said}");
