@@ -692,7 +692,15 @@ impl Reloader {
         if !matches!(new, NewConfig::File) {
             report.next_start.retain(|later| !config.pending.contains(later));
         }
-        let now = RunningConfig { running, desired, pending, loaded, is_unsaved, listeners: Vec::new() };
+        let now = RunningConfig {
+            running,
+            desired,
+            pending,
+            loaded,
+            is_unsaved,
+            listeners: Vec::new(),
+            without_tcp: HashSet::new(),
+        };
         self.publish(changing, now);
         (report, removed)
     }

@@ -20,6 +20,7 @@ pub(super) mod fragment;
 mod generated;
 mod json;
 mod kept_work;
+mod listener_conflicts;
 mod model;
 mod neighbours;
 mod objects;
@@ -163,13 +164,8 @@ struct RunningConfig {
     is_unsaved: bool,
     /// The listeners, each with its configured address.
     listeners: Vec<(ListenerAddress, PolicyListener)>,
-}
-
-impl RunningConfig {
-    /// The listeners, by protocol and address.
-    fn listener_keys(&self) -> HashSet<(&'static str, &ListenerAddress)> {
-        self.listeners.iter().map(|(_, own)| key_of(own)).collect()
-    }
+    /// The places of those whose fabric has the TCP port, too.
+    without_tcp: HashSet<ListenerAddress>,
 }
 
 /// What tells listeners apart, whatever their parameters are.
@@ -219,6 +215,11 @@ struct Accepting {
 }
 
 impl RunningListener {
+    /// Whether its fabric has the TCP port, too.
+    fn is_without_tcp(&self) -> bool {
+        self.accepting.is_none() && self.rdma_end.is_some()
+    }
+
     /// Accepts no more connections over RDMA.
     fn end_rdma(&mut self) {
         self.rdma_end.take().into_iter().for_each(|(_, end)| end.end());
@@ -247,6 +248,7 @@ impl Reloader {
             running,
             is_unsaved: false,
             listeners: Vec::new(),
+            without_tcp: HashSet::new(),
         };
         setup.sources.iter().for_each(replacement::remove_leftovers);
         let reloader = Reloader {
@@ -314,7 +316,9 @@ impl Reloader {
         self.mdns.announce(changing.listeners.iter().map(|own| &own.listener));
         let listeners = changing.listeners.iter().map(|own| (own.asked.clone(), own.listener.clone()));
         let listeners = listeners.collect();
-        self.config.set(Arc::new(RunningConfig { listeners, ..config }));
+        let without_tcp = changing.listeners.iter().filter(|own| own.is_without_tcp());
+        let without_tcp = without_tcp.map(|own| own.listener.place.clone()).collect();
+        self.config.set(Arc::new(RunningConfig { listeners, without_tcp, ..config }));
     }
 
     /// Starts each protocol that has listeners and is not served yet.
@@ -399,16 +403,12 @@ impl Reloader {
     }
 
     /// Starts or ends a running listener's connections over RDMA, as its new settings say; `rdma`
-    /// is the port of its new fabric.
+    /// is the port of its new fabric. One whose fabric has the TCP port keeps it, which a plan
+    /// checks.
     fn settle_rdma(&self, own: &mut RunningListener, rdma: Option<FabricPort>) -> Result<(), Failure> {
-        if own.rdma_end.as_ref().map(|(fabric, _)| *fabric) == own.listener.fabric {
+        let is_served = own.rdma_end.as_ref().map(|(fabric, _)| *fabric) == own.listener.fabric;
+        if is_served || own.accepting.is_none() {
             return Ok(());
-        }
-        if own.accepting.is_none() {
-            let place = &own.listener.place;
-            return Err(Failure::request(format!(
-                "{place}: an RDMA device has this TCP port; restart the daemon to change its rdma="
-            )));
         }
         own.end_rdma();
         // Without a prepared port the config has named the fabric before, but it is not served.
@@ -761,7 +761,7 @@ impl Reloader {
         let disks = changed_disks(&config.running, desired, &steps);
         neighbours::mark(&mut steps, &config.running, desired);
         let open_twice = open_twice::mark(&mut steps, &config.running, desired);
-        let conflicts = self.listener_conflicts(config, setup);
+        let conflicts = listener_conflicts::find(config, self.places(config, setup).unwrap_or_default());
         let served = Served {
             is_target_of: &|volume, target| users.names(volume, target),
             conflict: &|key, address| {
@@ -798,28 +798,6 @@ impl Reloader {
             withdraws: &|volume, listener| self.withdraws(setup, volume, listener),
         };
         affected(&plan.schema, &plan.changes, &plan.steps, &users.sessions, &served)
-    }
-
-    /// The new listeners that cannot be bound because of those that run, each with the reason and
-    /// what to do.
-    fn listener_conflicts(&self, config: &RunningConfig, setup: &Setup) -> Vec<(PolicyListener, String)> {
-        let places = self.places(config, setup).unwrap_or_default().into_iter().map(|(_, listener)| listener);
-        let known = config.listener_keys();
-        let new = places.filter(|listener| !known.contains(&key_of(listener)));
-        let mut at_port: HashMap<u16, Vec<&PolicyListener>> = HashMap::new();
-        for (_, own) in &config.listeners {
-            own.place.tcp().into_iter().for_each(|tcp| at_port.entry(tcp.port()).or_default().push(own));
-        }
-        let conflict = |new: PolicyListener| {
-            let own = at_port.get(&new.place.tcp()?.port())?;
-            let own = own.iter().find(|own| own.place.excludes(&new.place))?;
-            let why = format!(
-                "cannot listen on {} while this daemon listens on {}, for {}; remove that listener, reload, then add this one",
-                new.place, own.place, own.protocol.title
-            );
-            Some((new, why))
-        };
-        new.filter_map(conflict).collect()
     }
 
     /// Size in bytes of what a volume has in RAM, which is lost when it is closed; `None` if nobody
@@ -863,7 +841,7 @@ struct Plan {
     given_up: Option<String>,
     /// Why a volume cannot be opened while another one is served.
     open_twice: Option<String>,
-    /// Why a listener cannot be bound while another one is.
+    /// Why a listener cannot be bound or changed while others run.
     conflict: Option<String>,
     report: PlanReport,
 }

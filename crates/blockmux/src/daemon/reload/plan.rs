@@ -403,8 +403,8 @@ pub(in crate::daemon) struct Served<'a> {
     pub(in crate::daemon) is_target_of: &'a dyn Fn(&str, &str) -> bool,
     /// Whether the listener with this address will no longer export a volume by default.
     pub(in crate::daemon) withdraws: &'a dyn Fn(&str, &str) -> bool,
-    /// Why a new listener, given its key and address, cannot be bound while others are, and what to
-    /// do.
+    /// Why a listener, given its key and address, cannot be bound or changed while others run, and
+    /// what to do.
     pub(in crate::daemon) conflict: &'a dyn Fn(&str, &str) -> Option<String>,
 }
 

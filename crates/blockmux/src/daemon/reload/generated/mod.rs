@@ -8,6 +8,7 @@ mod attachments;
 mod config;
 mod daemon;
 mod edits;
+mod fabric;
 
 use self::config::{Genome, seeds};
 use self::daemon::{TestDaemon, TestPlace};
