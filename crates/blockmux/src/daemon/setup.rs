@@ -310,10 +310,12 @@ impl Setup {
         }
     }
 
-    /// The files and devices that volumes open for writing.
+    /// The files and devices that volumes open for themselves.
     pub(super) fn written_files(&self) -> Vec<WrittenFile> {
-        let writable = self.volumes.iter().filter(|named| !named.entry.read_only);
-        writable.flat_map(|named| WrittenFile::of_volume(&named.name, &named.entry.spec)).collect()
+        let files = |NamedVolume { name, entry }: &NamedVolume| {
+            WrittenFile::of_volume(name, &entry.spec, entry.read_only)
+        };
+        self.volumes.iter().flat_map(files).collect()
     }
 
     /// Checks that no file or device would be opened twice. To look at their paths may hang.

@@ -11,7 +11,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// A file or device that a volume opens for writing.
+/// A file or device that a volume opens for itself, as [`written_path`] says.
 pub(crate) struct WrittenFile {
     volume: String,
     leaf: Spec,
@@ -38,17 +38,14 @@ enum FileId {
 }
 
 impl WrittenFile {
-    /// All of a volume.
-    pub(crate) fn of_volume(name: &str, spec: &Spec) -> Vec<WrittenFile> {
-        let mut found = Vec::new();
-        for_each_source(spec, Part::WHOLE, &mut |leaf, part| {
-            if written_path(leaf).is_some() {
-                // A back end knows no parts.
-                let is_part = !part.is_whole() && !is_back_end(leaf);
-                found.push(WrittenFile { volume: name.to_owned(), leaf: leaf.clone(), is_part });
-            }
-        });
-        found
+    /// All of a volume. It may be read-only as a whole.
+    pub(crate) fn of_volume(name: &str, spec: &Spec, read_only: bool) -> Vec<WrittenFile> {
+        let file = |(leaf, part): (Spec, Part)| WrittenFile {
+            volume: name.to_owned(),
+            leaf,
+            is_part: !part.is_whole(),
+        };
+        written_leaves(spec, read_only).into_iter().map(file).collect()
     }
 
     /// Looks at its path, which may hang; `None` if that fails, which opening it reports.
@@ -114,6 +111,19 @@ pub(crate) fn check(files: &[WrittenFile], found: Vec<Option<FoundFile>>) -> Res
     Ok(())
 }
 
+/// The files and devices that a volume opens for itself, and the part of each. A volume that only
+/// reads leaves files and devices to others, but not a back end, which knows no parts either.
+pub(crate) fn written_leaves(spec: &Spec, read_only: bool) -> Vec<(Spec, Part)> {
+    let mut found = Vec::new();
+    for_each_source(spec, Part::WHOLE, &mut |leaf, part| {
+        let is_back_end = is_back_end(leaf);
+        if written_path(leaf).is_some() && (is_back_end || !read_only) {
+            found.push((leaf.clone(), if is_back_end { Part::WHOLE } else { part }));
+        }
+    });
+    found
+}
+
 fn is_back_end(leaf: &Spec) -> bool {
     matches!(leaf, Spec::VhostUser(_))
 }
@@ -144,14 +154,19 @@ mod tests {
         }
         symlink(path("a"), path("link")).unwrap();
         fs::hard_link(path("a"), path("hard")).unwrap();
-        let check_both = |specs: [&str; 2]| {
+        let check_one = |specs: [&str; 2], read_only| {
             let files = ["x", "y"].into_iter().zip(specs).flat_map(|(name, text)| {
-                WrittenFile::of_volume(name, &text.parse::<Spec>().unwrap().below(directory.path()))
+                let spec = text.parse::<Spec>().unwrap().below(directory.path());
+                WrittenFile::of_volume(name, &spec, read_only && name == "y")
             });
             let files: Vec<_> = files.collect();
             let found = files.iter().map(WrittenFile::look_up).collect();
             check(&files, found).map_err(|said| said.replace(&format!("{}/", directory.path().display()), ""))
         };
+        let check_both = |specs| check_one(specs, false);
+        assert_eq!(check_one(["file:a", "stripe:4k:file:other,file:link"], true), Ok(()));
+        let said = check_one(["vhost-user:v", "stripe:4k:file:a,vhost-user:v"], true).unwrap_err();
+        assert!(said.starts_with("volumes `x` and `y` both use v, "), "{said}");
         for specs in [
             ["file:a", "file:other"],
             ["file:a", "file:link?readonly=on"],

@@ -5,9 +5,9 @@
 use super::model::Model;
 use super::plan::{VolumeStep, VolumeSteps};
 use crate::daemon::opening::NamedVolume;
-use crate::data::part::{Part, for_each_source};
+use crate::data::part::Part;
 use crate::data::unit_identity;
-use crate::volume_kinds::opened_twice::written_path;
+use crate::volume_kinds::opened_twice::{written_leaves, written_path};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use std::collections::HashMap;
@@ -144,15 +144,9 @@ impl<'a> WrittenPaths<'a> {
     }
 }
 
-/// The files and devices that a volume writes to, and the part of each.
+/// The files and devices that a volume opens for itself, and the part of each.
 fn written(named: &NamedVolume) -> Vec<(Spec, Part)> {
-    let mut found = Vec::new();
-    if !named.entry.read_only {
-        for_each_source(&named.entry.spec, Part::WHOLE, &mut |leaf, part| {
-            found.extend(written_path(leaf).map(|_| (leaf.clone(), part)));
-        });
-    }
-    found
+    written_leaves(&named.entry.spec, named.entry.read_only)
 }
 
 #[cfg(test)]
@@ -204,15 +198,21 @@ mod tests {
             ("file:/a", "file:/a?readonly=on", None),
             ("file:/a", "file:/b", None),
             ("mem:1m", "mem:2m", None),
+            ("slice:1m,1m:vhost-user:/v", "slice:2m,1m:vhost-user:/v", Some("/v")),
         ] {
-            let named = |spec: &str| {
+            let named = |spec: &str, read_only| {
                 let entry: VolumeEntry = format!("v={spec}").parse().unwrap();
-                NamedVolume { name: "v".to_owned(), entry }
+                NamedVolume { name: "v".to_owned(), entry: VolumeEntry { read_only, ..entry } }
             };
-            let own_volume = named(own);
-            let found = WrittenPaths::of([&own_volume].into_iter()).shared_with(&named(new));
-            let found = found.map(|(path, _)| path);
-            assert_eq!(found.as_deref(), path.map(Path::new), "{own} {new}");
+            let shared = |read_only| {
+                let own_volume = named(own, read_only);
+                let written = WrittenPaths::of([&own_volume].into_iter());
+                written.shared_with(&named(new, false)).map(|(path, _)| path)
+            };
+            assert_eq!(shared(false).as_deref(), path.map(Path::new), "{own} {new}");
+            // A back end serves one front end, also one that only reads.
+            let of_back_end = path.filter(|_| own.contains("vhost-user"));
+            assert_eq!(shared(true).as_deref(), of_back_end.map(Path::new), "{own} {new}, read-only");
         }
     }
 }
