@@ -198,6 +198,11 @@ fn a_slice_does_not_grow_over_data_of_another_volume_unless_both_are_meant_to_sh
         served.write(&new);
         refused(served.ctl(&["reload"]));
     }
+    // Before anything else is done.
+    let new = "[[volume]]\nname = 'c'\nspec = 'file:new.img?size=1m'\n";
+    served.write(&(config("3m", ["", ""]) + new));
+    refused(served.ctl(&["reload"]));
+    assert!(!served.socket("new.img").exists(), "no volume is opened for a change that is refused");
     served.reload(&config("3m", ["shared = true", "shared = true"]));
     assert_eq!(size(), Some(3 * MIB));
     // Those that overlap by config continue to.

@@ -229,8 +229,7 @@ impl Reloader {
         let refused =
             |error: ApiError| ApiError::new(error.code, setup.located(Failure::request(error.to_string())));
         step.begin("looking at the volumes that it would close");
-        self.check_kept(config, &plan, &mut kept, is_forced)
-            .map_err(|what| failed(Failure::request(what)))?;
+        self.check_kept(config, &plan, &mut kept, is_forced).map_err(refused)?;
         step.begin("looking at the disks that it would detach or attach");
         if !plan.disks.is_empty() {
             kept.release_turn();
@@ -440,16 +439,16 @@ impl Reloader {
         Ok(())
     }
 
-    /// Checks that a plan opens and binds nothing twice, and loses no data that a user has not
-    /// given up by a command of its own.
+    /// Checks that a plan opens and binds nothing twice, lets no volume grow over another one, and
+    /// loses no data that a user has not given up by a command of its own.
     fn check_kept(
         &self,
         config: &RunningConfig,
         plan: &Plan,
         kept: &mut KeptWork,
         is_forced: bool,
-    ) -> Result<(), String> {
-        self.check_memory_kept(config, plan)?;
+    ) -> Result<(), ApiError> {
+        self.check_memory_kept(config, plan).map_err(ApiError::invalid)?;
         let is_lost = |name: &String| is_forced && plan.given_up.as_ref() == Some(name);
         for (name, _) in plan.steps.iter().filter(|(name, step)| step.closes() && !is_lost(name)) {
             let Some((id, _)) = self.exports.find(name).filter(|(id, _)| !kept.looked_at.contains(id)) else {
@@ -457,12 +456,17 @@ impl Reloader {
             };
             kept.release_turn();
             let served = self.exports.volume_state(id);
-            served.map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))?;
+            served
+                .map_or(Ok(()), |served| check_not_deleted(name, &**served.volume()))
+                .map_err(ApiError::invalid)?;
             kept.looked_at.insert(id);
         }
-        plan.conflict.clone().map_or(Ok(()), Err)?;
+        plan.conflict.as_ref().map_or(Ok(()), |why| Err(ApiError::invalid(why)))?;
+        // Before anything is opened or bound. What the volumes consist of is compared when they
+        // are open.
+        plan.overlap.clone().map_or(Ok(()), |why| Err(ApiError::from(why)))?;
         // Comes last, because its advice is to remove the volume.
-        plan.open_twice.clone().map_or(Ok(()), Err)
+        plan.open_twice.as_ref().map_or(Ok(()), |why| Err(ApiError::invalid(why)))
     }
 
     /// The part of [`Reloader::check_kept`] that calls no file system.

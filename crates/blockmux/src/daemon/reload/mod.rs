@@ -759,7 +759,7 @@ impl Reloader {
             }
         }
         let disks = changed_disks(&config.running, desired, &steps);
-        neighbours::mark(&mut steps, &config.running, desired);
+        let overlap = neighbours::mark(&mut steps, &config.running, desired);
         let open_twice = open_twice::mark(&mut steps, &config.running, desired);
         let conflicts = listener_conflicts::find(config, self.places(config, setup).unwrap_or_default());
         let served = Served {
@@ -781,7 +781,7 @@ impl Reloader {
         users::report_hidden_losses(self, &schema, &hidden, &mut report);
         let conflict = conflicts.into_iter().map(|(_, why)| why).next();
         let given_up = given_up.map(str::to_owned);
-        Plan { schema, changes, steps, disks, given_up, open_twice, conflict, report }
+        Plan { schema, changes, steps, disks, given_up, overlap, open_twice, conflict, report }
     }
 
     /// Whether a setup no longer exports a volume by default at a listener that does now.
@@ -839,6 +839,8 @@ struct Plan {
     disks: Vec<String>,
     /// The volume whose data may be lost.
     given_up: Option<String>,
+    /// Why a volume cannot grow, as far as the texts of the specs tell.
+    overlap: Option<String>,
     /// Why a volume cannot be opened while another one is served.
     open_twice: Option<String>,
     /// Why a listener cannot be bound or changed while others run.

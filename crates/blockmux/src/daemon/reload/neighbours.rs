@@ -9,16 +9,19 @@ use crate::protocol::policy::Policy;
 use std::collections::HashMap;
 
 /// Marks the resizes that are refused, as far as the texts of the specs tell: to look at a path may
-/// hang.
-pub(super) fn mark(steps: &mut VolumeSteps, running: &Model, desired: &Model) {
+/// hang. Returns why the first of them is refused.
+pub(super) fn mark(steps: &mut VolumeSteps, running: &Model, desired: &Model) -> Option<String> {
+    let mut refusal = None;
     let configs = [(running, None), (desired, None)];
     let mut neighbours = None;
     for (name, step) in steps.iter_mut().filter(|(_, step)| **step == VolumeStep::Resize) {
         let neighbours = neighbours.get_or_insert_with(|| Neighbours::of(configs));
-        if neighbours.check(name, configs).is_err() {
+        if let Err(why) = neighbours.check(name, configs) {
             *step = VolumeStep::Overlap;
+            refusal.get_or_insert(why);
         }
     }
+    refusal
 }
 
 /// Checks that none of these volumes grows over data of another one, which the new config has or
