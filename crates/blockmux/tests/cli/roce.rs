@@ -145,12 +145,14 @@ fn hostile_datagrams_do_not_affect_other_connections() {
     }
 }
 
-/// The datagram of a stranger who requests a channel as the only one of an initiator port.
+/// The datagram of a stranger who requests a channel as the only one of an initiator port, with this
+/// communication identifier.
 fn forged_login(
     source: Ipv4Addr,
     destination: Ipv4Addr,
     service: u16,
     [initiator, target]: [SrpPortId; 2],
+    comm_id: u32,
 ) -> Vec<u8> {
     let login = LoginRequestRdma {
         opcode: SrpOpcode::LOGIN_REQUEST.0,
@@ -161,7 +163,7 @@ fn forged_login(
         ..LoginRequestRdma::default()
     };
     let mut req = CmReq {
-        local_comm_id: U32::new(7),
+        local_comm_id: U32::new(comm_id),
         service_id: U64::new(service_id(service)),
         local_qpn: U24::new(17),
         responder_resources: 16,
@@ -213,7 +215,7 @@ fn a_forged_srp_login_does_not_end_the_channels_of_its_initiator_port() {
     let [source, destination] = [&stranger.ip, &listeners.ip].map(|ip| ip.parse().unwrap());
     let socket = UdpSocket::bind((source, UDP_PORT)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    socket.send_to(&forged_login(source, destination, service, ports), (destination, UDP_PORT)).unwrap();
+    socket.send_to(&forged_login(source, destination, service, ports, 7), (destination, UDP_PORT)).unwrap();
     let mut reply = [0; 2048];
     let len = socket.recv(&mut reply).unwrap();
     let reply = RocePacket::parse(&reply[..len]).unwrap();
@@ -223,6 +225,43 @@ fn a_forged_srp_login_does_not_end_the_channels_of_its_initiator_port() {
     }
     let output = copy.join().unwrap();
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
+}
+
+/// Nobody who forges addresses can establish what he has requested, so it must cost little and give
+/// way to others.
+#[test]
+fn a_flood_of_requests_costs_bounded_memory_and_keeps_nobody_out() {
+    let (listeners, strangers) = (Listeners::new(""), Listeners::new(""));
+    let daemon = listeners.serve("mem:1m");
+    let urls = urls(&daemon);
+    let service = urls[1].1.split('/').nth(2).unwrap().rsplit(':').next().unwrap().parse().unwrap();
+    let destination: Ipv4Addr = listeners.ip.parse().unwrap();
+    let first: Ipv4Addr = strangers.ip.parse().unwrap();
+    let [.., high, low] = first.octets();
+    let target = SrpPortId::parse(&"1".repeat(32)).unwrap();
+    let idle = daemon.resident();
+    for round in 0..4 {
+        // A few from each of many addresses, then many from few.
+        let (addresses, requests) = if round % 2 == 0 { (120, 10) } else { (4, 300) };
+        for address in 0..addresses {
+            let source = Ipv4Addr::new(127, address, high, low);
+            let socket = UdpSocket::bind((source, UDP_PORT)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            for comm_id in 0..requests {
+                let initiator = SrpPortId::parse(&format!("{address:016x}{comm_id:016x}")).unwrap();
+                let login =
+                    forged_login(source, destination, service, [initiator, target], round << 16 | comm_id);
+                socket.send_to(&login, (destination, UDP_PORT)).unwrap();
+                // What is answered has been looked at, and not lost on its way.
+                socket.recv(&mut [0; 2048]).unwrap();
+            }
+        }
+        for (_, roce) in &urls {
+            succeeds(&["info", roce]);
+        }
+        let more = daemon.resident().saturating_sub(idle);
+        assert!(more < FLOOD_LIMIT, "{more} bytes more after round {round}");
+    }
 }
 
 #[test]
@@ -299,3 +338,6 @@ fn roce_is_refused_where_it_has_no_meaning() {
     refuses(&["info", "iser://h?rdma=roce&crc=on"], "packets of RoCEv2 always have a CRC");
     refuses(&["info", "iser://h?crc=on&rdma=roce"], "write iwarp, because of crc=on");
 }
+
+/// Bytes that a daemon may need for connections that were requested and are not established.
+const FLOOD_LIMIT: u64 = 64 << 20;
