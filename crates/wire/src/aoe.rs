@@ -5,28 +5,28 @@
 //! ([`AtaMessage::lba`]). No structure here has padding.
 
 use crate::ethernet::Mac;
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
+use zerocopy::{BigEndian as BE, U16, U32};
 
-/// The header of every message (section 2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Header {
-    /// The version in the upper four bits, flags in the lower: [`AOE_FLAG_RESPONSE`],
-    /// [`AOE_FLAG_ERROR`].
-    pub version_and_flags: u8,
-    /// The [`ErrorCode`] of a response with [`AOE_FLAG_ERROR`].
-    pub error: u8,
-    /// Shelf address; [`ANY_SHELF`] in a request addresses every shelf.
-    pub major: U16<BE>,
-    /// Slot address; [`ANY_SLOT`] in a request addresses every slot.
-    pub minor: u8,
-    /// An [`AoeCommand`].
-    pub command: u8,
-    /// Tag of the request; the response returns it.
-    pub tag: U32<BE>,
+layout! {
+    /// The header of every message (section 2).
+    pub struct Header(10) {
+        /// The version in the upper four bits, flags in the lower: [`AOE_FLAG_RESPONSE`],
+        /// [`AOE_FLAG_ERROR`].
+        pub version_and_flags: u8,
+        /// The [`ErrorCode`] of a response with [`AOE_FLAG_ERROR`].
+        pub error: u8,
+        /// Shelf address; [`ANY_SHELF`] in a request addresses every shelf.
+        pub major: U16<BE>,
+        /// Slot address; [`ANY_SLOT`] in a request addresses every slot.
+        pub minor: u8,
+        /// An [`AoeCommand`].
+        pub command: u8,
+        /// Tag of the request; the response returns it.
+        pub tag: U32<BE>,
+    }
 }
-const _: () = assert!(size_of::<Header>() == 10);
 
 impl Header {
     /// Protocol version.
@@ -48,26 +48,24 @@ impl Header {
     }
 }
 
-/// The message of command 0, Issue ATA Command (section 3.1): the ATA registers. The data of a
-/// write follows in the request, the data of a read in the response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct AtaMessage {
-    /// Flags `AOE_AFLAG_*`.
-    pub aflags: u8,
-    /// Feature register of a request, error register of a response.
-    pub error_or_feature: u8,
-    /// Sector count register.
-    pub sector_count: u8,
-    /// Command register of a request, status register of a response.
-    pub command_or_status: u8,
-    /// Block address, lowest byte first. Without [`AOE_AFLAG_EXTENDED`] it has 28 bits, of which
-    /// the upper four are in the lower half of byte 3.
-    pub lba: [u8; 6],
-    /// Reserved: 0.
-    pub reserved: [u8; 2],
+layout! {
+    /// The message of command 0, Issue ATA Command (section 3.1): the ATA registers. The data of a
+    /// write follows in the request, the data of a read in the response.
+    pub struct AtaMessage(12) {
+        /// Flags `AOE_AFLAG_*`.
+        pub aflags: u8,
+        /// Feature register of a request, error register of a response.
+        pub error_or_feature: u8,
+        /// Sector count register.
+        pub sector_count: u8,
+        /// Command register of a request, status register of a response.
+        pub command_or_status: u8,
+        /// Block address, lowest byte first. Without [`AOE_AFLAG_EXTENDED`] it has 28 bits, of
+        /// which the upper four are in the lower half of byte 3.
+        pub lba: [u8; 6],
+        pub reserved: [u8; 2] = 0,
+    }
 }
-const _: () = assert!(size_of::<AtaMessage>() == 12);
 
 impl AtaMessage {
     /// The block that the registers address.
@@ -97,23 +95,22 @@ impl AtaMessage {
     }
 }
 
-/// The message of command 1, Query Config Information (section 3.2); `string_length` bytes of the
-/// config string follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ConfigMessage {
-    /// In a response: the number of commands that the target can queue before it drops frames.
-    pub buffer_count: U16<BE>,
-    /// In a response: firmware version of the target.
-    pub firmware_version: U16<BE>,
-    /// Most sectors of one command; 0 means 2 to old initiators.
-    pub sector_count: u8,
-    /// The version in the upper four bits, [`ConfigCommand`] in the lower.
-    pub version_and_command: u8,
-    /// Length of the config string in bytes, at most [`AOE_MAX_CONFIG`].
-    pub string_length: U16<BE>,
+layout! {
+    /// The message of command 1, Query Config Information (section 3.2); `string_length` bytes of
+    /// the config string follow.
+    pub struct ConfigMessage(8) {
+        /// In a response: the number of commands that the target can queue before it drops frames.
+        pub buffer_count: U16<BE>,
+        /// In a response: firmware version of the target.
+        pub firmware_version: U16<BE>,
+        /// Most sectors of one command; 0 means 2 to old initiators.
+        pub sector_count: u8,
+        /// The version in the upper four bits, [`ConfigCommand`] in the lower.
+        pub version_and_command: u8,
+        /// Length of the config string in bytes, at most [`AOE_MAX_CONFIG`].
+        pub string_length: U16<BE>,
+    }
 }
-const _: () = assert!(size_of::<ConfigMessage>() == 8);
 
 impl ConfigMessage {
     /// The action on the config string.
@@ -123,44 +120,35 @@ impl ConfigMessage {
     }
 }
 
-/// The message of command 2, MAC Mask List (section 3.3); `count` [`MacDirective`]s follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct MacMaskMessage {
-    /// Reserved: 0.
-    pub reserved: u8,
-    /// A [`MacMaskCommand`].
-    pub command: u8,
-    /// In a response: a [`MacMaskError`].
-    pub error: u8,
-    /// Number of directives that follow.
-    pub count: u8,
-}
-const _: () = assert!(size_of::<MacMaskMessage>() == 4);
+layout! {
+    /// The message of command 2, MAC Mask List (section 3.3); `count` [`MacDirective`]s follow.
+    pub struct MacMaskMessage(4) {
+        pub reserved: u8 = 0,
+        /// A [`MacMaskCommand`].
+        pub command: u8,
+        /// In a response: a [`MacMaskError`].
+        pub error: u8,
+        /// Number of directives that follow.
+        pub count: u8,
+    }
 
-/// One entry of a MAC mask list, or one change to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct MacDirective {
-    /// Reserved: 0.
-    pub reserved: u8,
-    /// A [`DirectiveCommand`].
-    pub command: u8,
-    /// MAC address of an initiator.
-    pub mac: Mac,
-}
-const _: () = assert!(size_of::<MacDirective>() == 8);
+    /// One entry of a MAC mask list, or one change to it.
+    pub struct MacDirective(8) {
+        pub reserved: u8 = 0,
+        /// A [`DirectiveCommand`].
+        pub command: u8,
+        /// MAC address of an initiator.
+        pub mac: Mac,
+    }
 
-/// The message of command 3, Reserve/Release (section 3.4); `count` MAC addresses follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReserveMessage {
-    /// A [`ReserveCommand`].
-    pub command: u8,
-    /// Number of MAC addresses that follow.
-    pub count: u8,
+    /// The message of command 3, Reserve/Release (section 3.4); `count` MAC addresses follow.
+    pub struct ReserveMessage(2) {
+        /// A [`ReserveCommand`].
+        pub command: u8,
+        /// Number of MAC addresses that follow.
+        pub count: u8,
+    }
 }
-const _: () = assert!(size_of::<ReserveMessage>() == 2);
 
 open_enum! {
     /// Command of a message.
@@ -174,9 +162,7 @@ open_enum! {
         /// Reserve/Release.
         RESERVE_RELEASE = 3,
     }
-}
 
-open_enum! {
     /// Error codes of responses.
     pub enum ErrorCode(u8) {
         /// The server does not know the command.
@@ -192,9 +178,7 @@ open_enum! {
         /// Another initiator has reserved the target.
         TARGET_IS_RESERVED = 6,
     }
-}
 
-open_enum! {
     /// Actions on a config string.
     pub enum ConfigCommand(u8) {
         /// Return the config string.
@@ -208,9 +192,7 @@ open_enum! {
         /// Set the config string.
         FORCE_SET = 4,
     }
-}
 
-open_enum! {
     /// Actions on a MAC mask list.
     pub enum MacMaskCommand(u8) {
         /// Return the list.
@@ -218,9 +200,7 @@ open_enum! {
         /// Change the list by the directives.
         EDIT = 1,
     }
-}
 
-open_enum! {
     /// Changes of a MAC mask list.
     pub enum DirectiveCommand(u8) {
         /// No change.
@@ -230,9 +210,7 @@ open_enum! {
         /// Remove the address.
         DELETE = 2,
     }
-}
 
-open_enum! {
     /// Results of a request to change a MAC mask list.
     pub enum MacMaskError(u8) {
     /// The list was changed.
@@ -244,9 +222,7 @@ open_enum! {
         /// The list is full.
         LIST_FULL = 3,
     }
-}
 
-open_enum! {
     /// Actions on the reserve list: the initiators for which a target is reserved.
     pub enum ReserveCommand(u8) {
     /// Return the list.
@@ -286,6 +262,7 @@ pub const AOE_ATA_HEAD: usize = size_of::<Header>() + size_of::<AtaMessage>();
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::{FromBytes, Unaligned};
 
     /// Parses the AoE header and the message after it, of a frame with an Ethernet header.
     fn parse<T: FromBytes + Unaligned>(bytes: &[u8]) -> (Header, T) {

@@ -1,6 +1,7 @@
 //! ATA commands that AoE carries (ATA8-ACS): register values and the data of IDENTIFY DEVICE. Words
 //! are little-endian; in text fields the two bytes of each word are exchanged.
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U64, Unaligned};
 
@@ -82,86 +83,85 @@ impl TrimRange {
     }
 }
 
-/// The data of IDENTIFY DEVICE: 256 words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Identify {
-    /// Word 0; bit 6 was "fixed".
-    pub general: U16<LE>,
-    /// Word 1: cylinders.
-    pub cylinders: U16<LE>,
-    /// Word 2.
-    pub specific: U16<LE>,
-    /// Word 3: heads.
-    pub heads: U16<LE>,
-    /// Words 4 and 5.
-    pub retired_4: [U16<LE>; 2],
-    /// Word 6: sectors of a track.
-    pub sectors_per_track: U16<LE>,
-    /// Words 7 to 9.
-    pub retired_7: [U16<LE>; 3],
-    /// Words 10 to 19, a text.
-    pub serial: [u8; 20],
-    /// Words 20 to 22.
-    pub retired_20: [U16<LE>; 3],
-    /// Words 23 to 26, a text.
-    pub firmware: [u8; 8],
-    /// Words 27 to 46, a text.
-    pub model: [u8; 40],
-    /// Word 47.
-    pub multiple: U16<LE>,
-    /// Word 48.
-    pub trusted: U16<LE>,
-    /// Words 49 and 50: [`IDENTIFY_CAN_LBA`] in the first.
-    pub capabilities: [U16<LE>; 2],
-    /// Words 51 and 52.
-    pub retired_51: [U16<LE>; 2],
-    /// Word 53: which of the following words are valid.
-    pub valid: U16<LE>,
-    /// Words 54 to 56: current cylinders, heads and sectors of a track.
-    pub current_geometry: [U16<LE>; 3],
-    /// Words 57 and 58: sectors in the current geometry, low word first.
-    pub current_sectors: [U16<LE>; 2],
-    /// Word 59.
-    pub multiple_now: U16<LE>,
-    /// Words 60 and 61: sectors that 28 bits can address, low word first.
-    pub sectors_28: [U16<LE>; 2],
-    /// Words 62 to 79.
-    pub modes: [U16<LE>; 18],
-    /// Word 80: a bit for each major version of the standard.
-    pub major_version: U16<LE>,
-    /// Word 81.
-    pub minor_version: U16<LE>,
-    /// Words 82 to 84: supported features, `IDENTIFY_*`.
-    pub supported: [U16<LE>; 3],
-    /// Words 85 to 87: enabled features, the same bits.
-    pub enabled: [U16<LE>; 3],
-    /// Words 88 to 99.
-    pub reserved_88: [U16<LE>; 12],
-    /// Words 100 to 103: number of sectors.
-    pub sectors_48: U64<LE>,
-    /// Word 104.
-    pub stream: U16<LE>,
-    /// Word 105: the most sectors of trim ranges in one command.
-    pub trim_sectors: U16<LE>,
-    /// Word 106: [`IDENTIFY_SECTOR_SIZE_VALID`], and in the low four bits log2 of the logical
-    /// sectors in a physical sector.
-    pub sector_size: U16<LE>,
-    /// Words 107 to 168.
-    pub reserved_107: [U16<LE>; 62],
-    /// Word 169: bit 0 is set if trim is supported.
-    pub trim: U16<LE>,
-    /// Words 170 to 216.
-    pub reserved_170: [U16<LE>; 47],
-    /// Word 217: rotation rate in revolutions per minute; 1 for non-rotating media.
-    pub rotation: U16<LE>,
-    /// Words 218 to 254.
-    pub reserved_218: [U16<LE>; 37],
-    /// Word 255: [`IDENTIFY_SIGNATURE`] in the low byte, and in the high byte a checksum that makes
-    /// the sum of all bytes 0.
-    pub integrity: U16<LE>,
+layout! {
+    /// The data of IDENTIFY DEVICE: 256 words.
+    pub struct Identify(ATA_SECTOR) {
+        /// Word 0; bit 6 was "fixed".
+        pub general: U16<LE>,
+        /// Word 1: cylinders.
+        pub cylinders: U16<LE>,
+        /// Word 2.
+        pub specific: U16<LE>,
+        /// Word 3: heads.
+        pub heads: U16<LE>,
+        /// Words 4 and 5.
+        pub retired_4: [U16<LE>; 2],
+        /// Word 6: sectors of a track.
+        pub sectors_per_track: U16<LE>,
+        /// Words 7 to 9.
+        pub retired_7: [U16<LE>; 3],
+        /// Words 10 to 19, a text.
+        pub serial: [u8; 20],
+        /// Words 20 to 22.
+        pub retired_20: [U16<LE>; 3],
+        /// Words 23 to 26, a text.
+        pub firmware: [u8; 8],
+        /// Words 27 to 46, a text.
+        pub model: [u8; 40],
+        /// Word 47.
+        pub multiple: U16<LE>,
+        /// Word 48.
+        pub trusted: U16<LE>,
+        /// Words 49 and 50: [`IDENTIFY_CAN_LBA`] in the first.
+        pub capabilities: [U16<LE>; 2],
+        /// Words 51 and 52.
+        pub retired_51: [U16<LE>; 2],
+        /// Word 53: which of the following words are valid.
+        pub valid: U16<LE>,
+        /// Words 54 to 56: current cylinders, heads and sectors of a track.
+        pub current_geometry: [U16<LE>; 3],
+        /// Words 57 and 58: sectors in the current geometry, low word first.
+        pub current_sectors: [U16<LE>; 2],
+        /// Word 59.
+        pub multiple_now: U16<LE>,
+        /// Words 60 and 61: sectors that 28 bits can address, low word first.
+        pub sectors_28: [U16<LE>; 2],
+        /// Words 62 to 79.
+        pub modes: [U16<LE>; 18],
+        /// Word 80: a bit for each major version of the standard.
+        pub major_version: U16<LE>,
+        /// Word 81.
+        pub minor_version: U16<LE>,
+        /// Words 82 to 84: supported features, `IDENTIFY_*`.
+        pub supported: [U16<LE>; 3],
+        /// Words 85 to 87: enabled features, the same bits.
+        pub enabled: [U16<LE>; 3],
+        /// Words 88 to 99.
+        pub reserved_88: [U16<LE>; 12],
+        /// Words 100 to 103: number of sectors.
+        pub sectors_48: U64<LE>,
+        /// Word 104.
+        pub stream: U16<LE>,
+        /// Word 105: the most sectors of trim ranges in one command.
+        pub trim_sectors: U16<LE>,
+        /// Word 106: [`IDENTIFY_SECTOR_SIZE_VALID`], and in the low four bits log2 of the logical
+        /// sectors in a physical sector.
+        pub sector_size: U16<LE>,
+        /// Words 107 to 168.
+        pub reserved_107: [U16<LE>; 62],
+        /// Word 169: bit 0 is set if trim is supported.
+        pub trim: U16<LE>,
+        /// Words 170 to 216.
+        pub reserved_170: [U16<LE>; 47],
+        /// Word 217: rotation rate in revolutions per minute; 1 for non-rotating media.
+        pub rotation: U16<LE>,
+        /// Words 218 to 254.
+        pub reserved_218: [U16<LE>; 37],
+        /// Word 255: [`IDENTIFY_SIGNATURE`] in the low byte, and in the high byte a checksum that
+        /// makes the sum of all bytes 0.
+        pub integrity: U16<LE>,
+    }
 }
-const _: () = assert!(size_of::<Identify>() == ATA_SECTOR);
 
 impl Identify {
     /// The integrity word for which all bytes sum to 0.

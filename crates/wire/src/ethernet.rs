@@ -1,22 +1,22 @@
 //! The header of Ethernet II frames (IEEE 802.3, clause 3). Short frames are padded after their
 //! payload, which is not part of the structure.
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
 use core::fmt;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
 
-/// The header of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct EthernetHeader {
-    /// Destination address.
-    pub destination: Mac,
-    /// Source address.
-    pub source: Mac,
-    /// [`EtherType`].
-    pub ether_type: U16<BE>,
+layout! {
+    /// The header of a frame.
+    pub struct EthernetHeader(ETHERNET_HEADER_LEN) {
+        /// Destination address.
+        pub destination: Mac,
+        /// Source address.
+        pub source: Mac,
+        /// [`EtherType`].
+        pub ether_type: U16<BE>,
+    }
 }
-const _: () = assert!(size_of::<EthernetHeader>() == ETHERNET_HEADER_LEN);
 
 /// Length of the header, in bytes.
 pub const ETHERNET_HEADER_LEN: usize = 14;

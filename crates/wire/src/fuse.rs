@@ -4,33 +4,31 @@
 //! [`OutHeader`] and the structure of the operation, or data. Numbers have the machine's own byte
 //! order. No structure here has padding.
 
+use crate::layout::native_layout;
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The start of a request (`struct fuse_in_header`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct InHeader {
-    /// Length of the request in bytes.
-    pub len: u32,
-    /// An [`Opcode`].
-    pub opcode: u32,
-    /// Identifies the request; its reply repeats it.
-    pub unique: u64,
-    /// The inode.
-    pub nodeid: u64,
-    /// User ID of the requesting process.
-    pub uid: u32,
-    /// Group ID of the requesting process.
-    pub gid: u32,
-    /// Process ID of the requesting process.
-    pub pid: u32,
-    /// Length of extensions, in units of 8 bytes.
-    pub total_extlen: u16,
-    /// Reserved: 0.
-    pub padding: u16,
+native_layout! {
+    /// The start of a request (`struct fuse_in_header`).
+    pub struct InHeader(40) {
+        /// Length of the request in bytes.
+        pub len: u32,
+        /// An [`Opcode`].
+        pub opcode: u32,
+        /// Identifies the request; its reply repeats it.
+        pub unique: u64,
+        /// The inode.
+        pub nodeid: u64,
+        /// User ID of the requesting process.
+        pub uid: u32,
+        /// Group ID of the requesting process.
+        pub gid: u32,
+        /// Process ID of the requesting process.
+        pub pid: u32,
+        /// Length of extensions, in units of 8 bytes.
+        pub total_extlen: u16,
+        pub padding: u16 = 0,
+    }
 }
-const _: () = assert!(size_of::<InHeader>() == 40);
 
 open_enum! {
     /// Operation of a request (`enum fuse_opcode`).
@@ -96,18 +94,17 @@ open_enum! {
     }
 }
 
-/// The start of a reply (`struct fuse_out_header`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct OutHeader {
-    /// Length of the reply in bytes.
-    pub len: u32,
-    /// 0, or an error number, negative.
-    pub error: i32,
-    /// Of the request.
-    pub unique: u64,
+native_layout! {
+    /// The start of a reply (`struct fuse_out_header`).
+    pub struct OutHeader(16) {
+        /// Length of the reply in bytes.
+        pub len: u32,
+        /// 0, or an error number, negative.
+        pub error: i32,
+        /// Of the request.
+        pub unique: u64,
+    }
 }
-const _: () = assert!(size_of::<OutHeader>() == 16);
 
 bitflags::bitflags! {
     /// Features of the kernel and the server (`FUSE_*` of `FUSE_INIT`); the upper half is `flags2`.
@@ -128,280 +125,229 @@ bitflags::bitflags! {
     }
 }
 
-/// The first request (`struct fuse_init_in`), without `flags2` and what follows it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct InitIn {
-    /// Version of the protocol.
-    pub major: u32,
-    /// Minor version of the protocol.
-    pub minor: u32,
-    /// Longest read-ahead in bytes.
-    pub max_readahead: u32,
-    /// The lower half of [`Features`].
-    pub flags: u32,
-}
-const _: () = assert!(size_of::<InitIn>() == 16);
+native_layout! {
+    /// The first request (`struct fuse_init_in`), without `flags2` and what follows it.
+    pub struct InitIn(16) {
+        /// Version of the protocol.
+        pub major: u32,
+        /// Minor version of the protocol.
+        pub minor: u32,
+        /// Longest read-ahead in bytes.
+        pub max_readahead: u32,
+        /// The lower half of [`Features`].
+        pub flags: u32,
+    }
 
-/// The reply to the first request (`struct fuse_init_out`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct InitOut {
-    /// Version of the protocol.
-    pub major: u32,
-    /// Minor version of the protocol.
-    pub minor: u32,
-    /// Longest read-ahead in bytes.
-    pub max_readahead: u32,
-    /// The lower half of [`Features`].
-    pub flags: u32,
-    /// Maximum number of requests in flight that no process waits for.
-    pub max_background: u16,
-    /// Number of those from which on the kernel considers the file system congested.
-    pub congestion_threshold: u16,
-    /// Length of the longest write in bytes.
-    pub max_write: u32,
-    /// Granularity of time stamps in nanoseconds.
-    pub time_gran: u32,
-    /// Maximum number of pages of a request.
-    pub max_pages: u16,
-    /// Alignment of mappings of DAX.
-    pub map_alignment: u16,
-    /// The upper half of [`Features`].
-    pub flags2: u32,
-    /// Reserved: 0.
-    pub unused: [u32; 7],
-}
-const _: () = assert!(size_of::<InitOut>() == 64);
+    /// The reply to the first request (`struct fuse_init_out`).
+    pub struct InitOut(64) {
+        /// Version of the protocol.
+        pub major: u32,
+        /// Minor version of the protocol.
+        pub minor: u32,
+        /// Longest read-ahead in bytes.
+        pub max_readahead: u32,
+        /// The lower half of [`Features`].
+        pub flags: u32,
+        /// Maximum number of requests in flight that no process waits for.
+        pub max_background: u16,
+        /// Number of those from which on the kernel considers the file system congested.
+        pub congestion_threshold: u16,
+        /// Length of the longest write in bytes.
+        pub max_write: u32,
+        /// Granularity of time stamps in nanoseconds.
+        pub time_gran: u32,
+        /// Maximum number of pages of a request.
+        pub max_pages: u16,
+        /// Alignment of mappings of DAX.
+        pub map_alignment: u16,
+        /// The upper half of [`Features`].
+        pub flags2: u32,
+        pub unused: [u32; 7] = 0,
+    }
 
-/// Attributes of an inode (`struct fuse_attr`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct Attr {
-    /// Its number.
-    pub ino: u64,
-    /// Size in bytes.
-    pub size: u64,
-    /// Allocated space in units of 512 bytes.
-    pub blocks: u64,
-    /// Time of the last access, in seconds after 1970.
-    pub atime: u64,
-    /// Time of the last change of data, in seconds after 1970.
-    pub mtime: u64,
-    /// Time of the last change of attributes, in seconds after 1970.
-    pub ctime: u64,
-    /// The part of `atime` below a second, in nanoseconds.
-    pub atimensec: u32,
-    /// The part of `mtime` below a second, in nanoseconds.
-    pub mtimensec: u32,
-    /// The part of `ctime` below a second, in nanoseconds.
-    pub ctimensec: u32,
-    /// Type and permissions.
-    pub mode: u32,
-    /// Number of links.
-    pub nlink: u32,
-    /// User ID of the owner.
-    pub uid: u32,
-    /// Group ID of the owner.
-    pub gid: u32,
-    /// Number of the device that it is a node of.
-    pub rdev: u32,
-    /// Preferred length of I/O in bytes.
-    pub blksize: u32,
-    /// Reserved: 0.
-    pub flags: u32,
-}
-const _: () = assert!(size_of::<Attr>() == 88);
+    /// Attributes of an inode (`struct fuse_attr`).
+    pub struct Attr(88) {
+        /// Its number.
+        pub ino: u64,
+        /// Size in bytes.
+        pub size: u64,
+        /// Allocated space in units of 512 bytes.
+        pub blocks: u64,
+        /// Time of the last access, in seconds after 1970.
+        pub atime: u64,
+        /// Time of the last change of data, in seconds after 1970.
+        pub mtime: u64,
+        /// Time of the last change of attributes, in seconds after 1970.
+        pub ctime: u64,
+        /// The part of `atime` below a second, in nanoseconds.
+        pub atimensec: u32,
+        /// The part of `mtime` below a second, in nanoseconds.
+        pub mtimensec: u32,
+        /// The part of `ctime` below a second, in nanoseconds.
+        pub ctimensec: u32,
+        /// Type and permissions.
+        pub mode: u32,
+        /// Number of links.
+        pub nlink: u32,
+        /// User ID of the owner.
+        pub uid: u32,
+        /// Group ID of the owner.
+        pub gid: u32,
+        /// Number of the device that it is a node of.
+        pub rdev: u32,
+        /// Preferred length of I/O in bytes.
+        pub blksize: u32,
+        pub flags: u32 = 0,
+    }
 
-/// The reply to [`Opcode::FUSE_LOOKUP`] (`struct fuse_entry_out`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct EntryOut {
-    /// The inode.
-    pub nodeid: u64,
-    /// Generation of the inode.
-    pub generation: u64,
-    /// How long the kernel may keep the name, in seconds.
-    pub entry_valid: u64,
-    /// How long the kernel may keep the attributes, in seconds.
-    pub attr_valid: u64,
-    /// The part of `entry_valid` below a second, in nanoseconds.
-    pub entry_valid_nsec: u32,
-    /// The part of `attr_valid` below a second, in nanoseconds.
-    pub attr_valid_nsec: u32,
-    /// The attributes.
-    pub attr: Attr,
-}
-const _: () = assert!(size_of::<EntryOut>() == 128);
+    /// The reply to [`Opcode::FUSE_LOOKUP`] (`struct fuse_entry_out`).
+    pub struct EntryOut(128) {
+        /// The inode.
+        pub nodeid: u64,
+        /// Generation of the inode.
+        pub generation: u64,
+        /// How long the kernel may keep the name, in seconds.
+        pub entry_valid: u64,
+        /// How long the kernel may keep the attributes, in seconds.
+        pub attr_valid: u64,
+        /// The part of `entry_valid` below a second, in nanoseconds.
+        pub entry_valid_nsec: u32,
+        /// The part of `attr_valid` below a second, in nanoseconds.
+        pub attr_valid_nsec: u32,
+        /// The attributes.
+        pub attr: Attr,
+    }
 
-/// The reply to [`Opcode::FUSE_GETATTR`] and [`Opcode::FUSE_SETATTR`] (`struct fuse_attr_out`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct AttrOut {
-    /// How long the kernel may keep the attributes, in seconds.
-    pub attr_valid: u64,
-    /// The part of `attr_valid` below a second, in nanoseconds.
-    pub attr_valid_nsec: u32,
-    /// Reserved: 0.
-    pub dummy: u32,
-    /// The attributes.
-    pub attr: Attr,
-}
-const _: () = assert!(size_of::<AttrOut>() == 104);
+    /// The reply to [`Opcode::FUSE_GETATTR`] and [`Opcode::FUSE_SETATTR`] (`struct fuse_attr_out`).
+    pub struct AttrOut(104) {
+        /// How long the kernel may keep the attributes, in seconds.
+        pub attr_valid: u64,
+        /// The part of `attr_valid` below a second, in nanoseconds.
+        pub attr_valid_nsec: u32,
+        pub dummy: u32 = 0,
+        /// The attributes.
+        pub attr: Attr,
+    }
 
-/// The start of [`Opcode::FUSE_SETATTR`] (`struct fuse_setattr_in`), without times and owners.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct SetattrIn {
-    /// The attributes to set: flags `FATTR_*`.
-    pub valid: u32,
-    /// Reserved: 0.
-    pub padding: u32,
-    /// Handle of the open file, with [`FATTR_FH`].
-    pub fh: u64,
-    /// Size in bytes.
-    pub size: u64,
-}
-const _: () = assert!(size_of::<SetattrIn>() == 24);
+    /// The start of [`Opcode::FUSE_SETATTR`] (`struct fuse_setattr_in`), without times and owners.
+    pub struct SetattrIn(24) {
+        /// The attributes to set: flags `FATTR_*`.
+        pub valid: u32,
+        pub padding: u32 = 0,
+        /// Handle of the open file, with [`FATTR_FH`].
+        pub fh: u64,
+        /// Size in bytes.
+        pub size: u64,
+    }
 
-/// The request [`Opcode::FUSE_OPEN`] (`struct fuse_open_in`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct OpenIn {
-    /// Flags of open(2).
-    pub flags: u32,
-    /// Flags of the kernel.
-    pub open_flags: u32,
-}
-const _: () = assert!(size_of::<OpenIn>() == 8);
+    /// The request [`Opcode::FUSE_OPEN`] (`struct fuse_open_in`).
+    pub struct OpenIn(8) {
+        /// Flags of open(2).
+        pub flags: u32,
+        /// Flags of the kernel.
+        pub open_flags: u32,
+    }
 
-/// The reply to [`Opcode::FUSE_OPEN`] and [`Opcode::FUSE_OPENDIR`] (`struct fuse_open_out`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct OpenOut {
-    /// The server's handle.
-    pub fh: u64,
-    /// Flags `FOPEN_*`.
-    pub open_flags: u32,
-    /// Reserved: 0.
-    pub padding: u32,
-}
-const _: () = assert!(size_of::<OpenOut>() == 16);
+    /// The reply to [`Opcode::FUSE_OPEN`] and [`Opcode::FUSE_OPENDIR`] (`struct fuse_open_out`).
+    pub struct OpenOut(16) {
+        /// The server's handle.
+        pub fh: u64,
+        /// Flags `FOPEN_*`.
+        pub open_flags: u32,
+        pub padding: u32 = 0,
+    }
 
-/// The request [`Opcode::FUSE_READ`], [`Opcode::FUSE_READDIR`] or [`Opcode::FUSE_WRITE`] (`struct
-/// fuse_read_in` and `struct fuse_write_in`, which are alike). The data of a write follows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct RangeIn {
-    /// Handle of the open file.
-    pub fh: u64,
-    /// Offset in bytes.
-    pub offset: u64,
-    /// Length in bytes.
-    pub size: u32,
-    /// Flags of the kernel.
-    pub kernel_flags: u32,
-    /// Owner of locks.
-    pub lock_owner: u64,
-    /// Flags of open(2).
-    pub flags: u32,
-    /// Reserved: 0.
-    pub padding: u32,
-}
-const _: () = assert!(size_of::<RangeIn>() == 40);
+    /// The request [`Opcode::FUSE_READ`], [`Opcode::FUSE_READDIR`] or [`Opcode::FUSE_WRITE`]
+    /// (`struct fuse_read_in` and `struct fuse_write_in`, which are alike). The data of a write
+    /// follows.
+    pub struct RangeIn(40) {
+        /// Handle of the open file.
+        pub fh: u64,
+        /// Offset in bytes.
+        pub offset: u64,
+        /// Length in bytes.
+        pub size: u32,
+        /// Flags of the kernel.
+        pub kernel_flags: u32,
+        /// Owner of locks.
+        pub lock_owner: u64,
+        /// Flags of open(2).
+        pub flags: u32,
+        pub padding: u32 = 0,
+    }
 
-/// The reply to [`Opcode::FUSE_WRITE`] (`struct fuse_write_out`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct WriteOut {
-    /// Number of bytes.
-    pub size: u32,
-    /// Reserved: 0.
-    pub padding: u32,
-}
-const _: () = assert!(size_of::<WriteOut>() == 8);
+    /// The reply to [`Opcode::FUSE_WRITE`] (`struct fuse_write_out`).
+    pub struct WriteOut(8) {
+        /// Number of bytes.
+        pub size: u32,
+        pub padding: u32 = 0,
+    }
 
-/// The start of [`Opcode::FUSE_FLUSH`] and [`Opcode::FUSE_FSYNC`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct HandleIn {
-    /// Handle of the open file.
-    pub fh: u64,
-}
+    /// The start of [`Opcode::FUSE_FLUSH`] and [`Opcode::FUSE_FSYNC`].
+    pub struct HandleIn(8) {
+        /// Handle of the open file.
+        pub fh: u64,
+    }
 
-/// The request [`Opcode::FUSE_FALLOCATE`] (`struct fuse_fallocate_in`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct FallocateIn {
-    /// Handle of the open file.
-    pub fh: u64,
-    /// Offset in bytes.
-    pub offset: u64,
-    /// Length in bytes.
-    pub length: u64,
-    /// Flags of fallocate(2).
-    pub mode: u32,
-    /// Reserved: 0.
-    pub padding: u32,
-}
-const _: () = assert!(size_of::<FallocateIn>() == 32);
+    /// The request [`Opcode::FUSE_FALLOCATE`] (`struct fuse_fallocate_in`).
+    pub struct FallocateIn(32) {
+        /// Handle of the open file.
+        pub fh: u64,
+        /// Offset in bytes.
+        pub offset: u64,
+        /// Length in bytes.
+        pub length: u64,
+        /// Flags of fallocate(2).
+        pub mode: u32,
+        pub padding: u32 = 0,
+    }
 
-/// The reply to [`Opcode::FUSE_STATFS`] (`struct fuse_kstatfs`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct StatfsOut {
-    /// Size in units of `frsize`.
-    pub blocks: u64,
-    /// Free space in units of `frsize`.
-    pub bfree: u64,
-    /// Free space for everybody in units of `frsize`.
-    pub bavail: u64,
-    /// Number of files.
-    pub files: u64,
-    /// Number of files that can be created.
-    pub ffree: u64,
-    /// Preferred length of I/O in bytes.
-    pub bsize: u32,
-    /// Length of the longest name in bytes.
-    pub namelen: u32,
-    /// Unit of the sizes in bytes.
-    pub frsize: u32,
-    /// Reserved: 0.
-    pub padding: u32,
-    /// Reserved: 0.
-    pub spare: [u32; 6],
-}
-const _: () = assert!(size_of::<StatfsOut>() == 80);
+    /// The reply to [`Opcode::FUSE_STATFS`] (`struct fuse_kstatfs`).
+    pub struct StatfsOut(80) {
+        /// Size in units of `frsize`.
+        pub blocks: u64,
+        /// Free space in units of `frsize`.
+        pub bfree: u64,
+        /// Free space for everybody in units of `frsize`.
+        pub bavail: u64,
+        /// Number of files.
+        pub files: u64,
+        /// Number of files that can be created.
+        pub ffree: u64,
+        /// Preferred length of I/O in bytes.
+        pub bsize: u32,
+        /// Length of the longest name in bytes.
+        pub namelen: u32,
+        /// Unit of the sizes in bytes.
+        pub frsize: u32,
+        pub padding: u32 = 0,
+        pub spare: [u32; 6] = 0,
+    }
 
-/// A notification [`FUSE_NOTIFY_INVAL_INODE`] (`struct fuse_notify_inval_inode_out`): what the
-/// kernel keeps of an inode has changed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct InvalInodeOut {
-    /// The inode.
-    pub ino: u64,
-    /// Offset of the changed data in bytes; negative: only attributes have changed.
-    pub off: i64,
-    /// Length of the changed data in bytes.
-    pub len: i64,
-}
-const _: () = assert!(size_of::<InvalInodeOut>() == 24);
+    /// A notification [`FUSE_NOTIFY_INVAL_INODE`] (`struct fuse_notify_inval_inode_out`): what the
+    /// kernel keeps of an inode has changed.
+    pub struct InvalInodeOut(24) {
+        /// The inode.
+        pub ino: u64,
+        /// Offset of the changed data in bytes; negative: only attributes have changed.
+        pub off: i64,
+        /// Length of the changed data in bytes.
+        pub len: i64,
+    }
 
-/// The start of an entry of a directory (`struct fuse_dirent`). The name follows, and zeroes up to
-/// a multiple of 8 bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct Dirent {
-    /// The inode.
-    pub ino: u64,
-    /// Offset of the next entry.
-    pub off: u64,
-    /// Length of the name in bytes.
-    pub namelen: u32,
-    /// Type of the inode: bits 12 to 15 of its mode.
-    pub kind: u32,
+    /// The start of an entry of a directory (`struct fuse_dirent`). The name follows, and zeroes up
+    /// to a multiple of 8 bytes.
+    pub struct Dirent(24) {
+        /// The inode.
+        pub ino: u64,
+        /// Offset of the next entry.
+        pub off: u64,
+        /// Length of the name in bytes.
+        pub namelen: u32,
+        /// Type of the inode: bits 12 to 15 of its mode.
+        pub kind: u32,
+    }
 }
-const _: () = assert!(size_of::<Dirent>() == 24);
 
 /// Version of the protocol.
 pub const FUSE_KERNEL_VERSION: u32 = 7;
@@ -433,6 +379,7 @@ pub const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::{FromBytes, IntoBytes};
 
     // The bytes that a C program with the header of Linux 6.1 prints.
 

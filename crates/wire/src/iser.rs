@@ -12,29 +12,27 @@
 //! low half. Field names are the RFC's in snake case. [`CmHeader`] is the header of both sides'
 //! private data.
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, FromBytes, U32, U64};
 
-/// The header of an iSCSI control-type PDU. Tag and offset are 0 where the PDU names no memory.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct ControlHeader {
-    /// [`IserOpcode::CONTROL`], [`FLAG_WRITE_STAG`] and [`FLAG_READ_STAG`].
-    pub opcode_flags: u8,
-    /// Reserved: 0.
-    pub reserved: [u8; 3],
-    /// Tag of the initiator's data-out memory, for RDMA Read.
-    pub write_stag: U32<BE>,
-    /// Address of the first byte of data-out.
-    pub write_base_offset: U64<BE>,
-    /// Tag of the initiator's data-in memory, for RDMA Write.
-    pub read_stag: U32<BE>,
-    /// Address of the first byte of data-in.
-    pub read_base_offset: U64<BE>,
+layout! {
+    /// The header of an iSCSI control-type PDU. Tag and offset are 0 where the PDU names no memory.
+    #[derive(Default)]
+    pub struct ControlHeader(HEADER_LEN) {
+        /// [`IserOpcode::CONTROL`], [`FLAG_WRITE_STAG`] and [`FLAG_READ_STAG`].
+        pub opcode_flags: u8,
+        pub reserved: [u8; 3] = 0,
+        /// Tag of the initiator's data-out memory, for RDMA Read.
+        pub write_stag: U32<BE>,
+        /// Address of the first byte of data-out.
+        pub write_base_offset: U64<BE>,
+        /// Tag of the initiator's data-in memory, for RDMA Write.
+        pub read_stag: U32<BE>,
+        /// Address of the first byte of data-in.
+        pub read_base_offset: U64<BE>,
+    }
 }
-const _: () = assert!(size_of::<ControlHeader>() == HEADER_LEN);
 
 impl ControlHeader {
     /// Creates a header that names no memory.
@@ -85,18 +83,15 @@ impl ControlHeader {
     }
 }
 
-/// The header of the private data that both sides exchange when they connect.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct CmHeader {
-    /// [`NO_ZERO_BASED_ADDRESSES`] and [`NO_REMOTE_INVALIDATION`].
-    pub flags: u8,
-    /// Reserved: 0.
-    pub reserved: [u8; 3],
+layout! {
+    /// The header of the private data that both sides exchange when they connect.
+    #[derive(Default)]
+    pub struct CmHeader(4) {
+        /// [`NO_ZERO_BASED_ADDRESSES`] and [`NO_REMOTE_INVALIDATION`].
+        pub flags: u8,
+        pub reserved: [u8; 3] = 0,
+    }
 }
-const _: () = assert!(size_of::<CmHeader>() == 4);
 
 impl CmHeader {
     /// Reads the header of private data; `None` if that is shorter than the header.
@@ -142,6 +137,7 @@ mod tests {
     use crate::iscsi::scsi::{ScsiCommand, ScsiResponse};
     use crate::iscsi::session::{IscsiLoginRequest, IscsiLoginResponse};
     use crate::iscsi::{BHS_LEN, IscsiOpcode};
+    use zerocopy::IntoBytes;
 
     /// Messages between ib_iser and ib_isert of Linux 6.12 over siw: iSER header and BHS of each.
     const LOGIN: &str = "10000000000000000000000000000000000000000000000000000000\

@@ -1,12 +1,13 @@
 //! Byte layouts of the protocols that Blockmux supports.
 //!
 //! Layouts only: no state, no I/O, no allocation, no `unsafe`. Each protocol is a module.
-//! Structures are `#[repr(C)]` with endian-typed fields and a compile-time size check; numbers are
-//! open enumerations, so that unknown values are preserved and printed as numbers; names are those
-//! of the standard.
+//! Structures are declared by `layout!`, with endian-typed fields and a size that is checked at
+//! compile time; numbers are open enumerations, so that unknown values are preserved and printed as
+//! numbers; names are those of the standard.
 #![no_std]
 #![forbid(unsafe_code)]
 
+mod layout;
 mod open_enum;
 mod u24;
 

@@ -5,56 +5,46 @@
 //! [`AttributeHeader`] and its value, and zeroes up to a multiple of 4 bytes. Numbers have the
 //! machine's own byte order. No structure here has padding.
 
+use crate::layout::native_layout;
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The start of a message (`struct nlmsghdr`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct NetlinkHeader {
-    /// Length of the message in bytes.
-    pub len: u32,
-    /// A family, or [`NLMSG_ERROR`].
-    pub kind: u16,
-    /// Flags `NLM_F_*`.
-    pub flags: u16,
-    /// Identifies the request; its replies repeat it.
-    pub seq: u32,
-    /// Port of the sender; 0: the kernel chooses it.
-    pub pid: u32,
-}
-const _: () = assert!(size_of::<NetlinkHeader>() == 16);
+native_layout! {
+    /// The start of a message (`struct nlmsghdr`).
+    pub struct NetlinkHeader(16) {
+        /// Length of the message in bytes.
+        pub len: u32,
+        /// A family, or [`NLMSG_ERROR`].
+        pub kind: u16,
+        /// Flags `NLM_F_*`.
+        pub flags: u16,
+        /// Identifies the request; its replies repeat it.
+        pub seq: u32,
+        /// Port of the sender; 0: the kernel chooses it.
+        pub pid: u32,
+    }
 
-/// The start of a generic message (`struct genlmsghdr`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct CommandHeader {
-    /// A command of the family.
-    pub command: u8,
-    /// Version of the family.
-    pub version: u8,
-    /// Reserved: 0.
-    pub reserved: u16,
-}
-const _: () = assert!(size_of::<CommandHeader>() == 4);
+    /// The start of a generic message (`struct genlmsghdr`).
+    pub struct CommandHeader(4) {
+        /// A command of the family.
+        pub command: u8,
+        /// Version of the family.
+        pub version: u8,
+        pub reserved: u16 = 0,
+    }
 
-/// The start of an attribute (`struct nlattr`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct AttributeHeader {
-    /// Length of this header and the value in bytes.
-    pub len: u16,
-    /// An attribute of the family; with [`NLA_F_NESTED`] its value is a list of attributes.
-    pub kind: u16,
-}
-const _: () = assert!(size_of::<AttributeHeader>() == 4);
+    /// The start of an attribute (`struct nlattr`).
+    pub struct AttributeHeader(4) {
+        /// Length of this header and the value in bytes.
+        pub len: u16,
+        /// An attribute of the family; with [`NLA_F_NESTED`] its value is a list of attributes.
+        pub kind: u16,
+    }
 
-/// The end of a request (`struct nlmsgerr`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct ErrorMessage {
-    /// 0, or an error number, negative.
-    pub error: i32,
+    /// The end of a request (`struct nlmsgerr`).
+    pub struct ErrorMessage(4) {
+        /// 0, or an error number, negative.
+        pub error: i32,
+    }
 }
 
 open_enum! {
@@ -67,9 +57,7 @@ open_enum! {
         /// Replace sockets whose peer has closed them.
         NBD_CMD_RECONFIGURE = 3,
     }
-}
 
-open_enum! {
     /// An attribute of a command of the NBD driver (`NBD_ATTR_*`).
     pub enum NbdAttribute(u16) {
         /// Number of the disk, 32 bits; without it the driver chooses one.

@@ -1,11 +1,13 @@
 //! Number types with named values that also represent unknown values.
 
-/// Declares a number type with named values. It is a struct and never a Rust enum, because a peer
+/// Declares number types with named values. Each is a struct and never a Rust enum, because a peer
 /// can send any value.
 ///
 /// `Debug` prints the standard's name of the value, or the type and the number.
 macro_rules! open_enum {
-    ($(#[$meta:meta])* pub enum $name:ident($repr:ty) { $($(#[$doc:meta])* $value:ident = $number:expr,)* }) => {
+    ($(
+        $(#[$meta:meta])* pub enum $name:ident($repr:ty) { $($(#[$doc:meta])* $value:ident = $number:expr,)* }
+    )*) => {$(
         $(#[$meta])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash)]
         pub struct $name(pub $repr);
@@ -37,6 +39,6 @@ macro_rules! open_enum {
                 core::fmt::Debug::fmt(self, f)
             }
         }
-    };
+    )*};
 }
 pub(crate) use open_enum;

@@ -12,124 +12,101 @@
 //! login request is the private data of the connection, without its reserved bytes
 //! ([`LoginRequestRdma`]); the answer is a [`LoginResponse`] or a [`LoginReject`].
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, U16, U32, U64};
 
-/// SRP_LOGIN_REQ as Linux sends it over RDMA/CM, which carries 56 bytes: the standard's fields
-/// without its reserved bytes.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct LoginRequestRdma {
-    /// Tag; the answer returns it.
-    pub tag: U64<BE>,
-    /// Required buffer formats: [`BUFFER_FORMAT_DIRECT`] and [`BUFFER_FORMAT_INDIRECT`].
-    pub req_buf_fmt: U16<BE>,
-    /// [`MULTICHANNEL_MULTI`] or nothing, and [`IMMEDIATE_REQUESTED`].
-    pub req_flags: u8,
-    /// [`SrpOpcode::LOGIN_REQUEST`].
-    pub opcode: u8,
-    /// The longest information unit of the initiator, in bytes.
-    pub req_it_iu_len: U32<BE>,
-    /// The initiator port's identifier.
-    pub initiator_port_id: [u8; 16],
-    /// The target port's identifier.
-    pub target_port_id: [u8; 16],
-    /// Offset of immediate data in an IU, in bytes (SRP2).
-    pub imm_data_offset: U16<BE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 6],
-}
-const _: () = assert!(size_of::<LoginRequestRdma>() == 56);
+layout! {
+    /// SRP_LOGIN_REQ as Linux sends it over RDMA/CM, which carries 56 bytes: the standard's fields
+    /// without its reserved bytes.
+    #[derive(Default)]
+    pub struct LoginRequestRdma(56) {
+        /// Tag; the answer returns it.
+        pub tag: U64<BE>,
+        /// Required buffer formats: [`BUFFER_FORMAT_DIRECT`] and [`BUFFER_FORMAT_INDIRECT`].
+        pub req_buf_fmt: U16<BE>,
+        /// [`MULTICHANNEL_MULTI`] or nothing, and [`IMMEDIATE_REQUESTED`].
+        pub req_flags: u8,
+        /// [`SrpOpcode::LOGIN_REQUEST`].
+        pub opcode: u8,
+        /// The longest information unit of the initiator, in bytes.
+        pub req_it_iu_len: U32<BE>,
+        /// The initiator port's identifier.
+        pub initiator_port_id: [u8; 16],
+        /// The target port's identifier.
+        pub target_port_id: [u8; 16],
+        /// Offset of immediate data in an IU, in bytes (SRP2).
+        pub imm_data_offset: U16<BE>,
+        pub reserved: [u8; 6] = 0,
+    }
 
-/// SRP_LOGIN_REJ.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct LoginReject {
-    /// [`SrpOpcode::LOGIN_REJECT`].
-    pub opcode: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 3],
-    /// A [`LoginRejectReason`].
-    pub reason: U32<BE>,
-    /// Tag of the request.
-    pub tag: U64<BE>,
-    #[doc(hidden)]
-    pub reserved2: [u8; 8],
-    /// Supported buffer formats.
-    pub buf_fmt: U16<BE>,
-    #[doc(hidden)]
-    pub reserved3: [u8; 6],
-}
-const _: () = assert!(size_of::<LoginReject>() == 32);
+    /// SRP_LOGIN_REJ.
+    #[derive(Default)]
+    pub struct LoginReject(32) {
+        /// [`SrpOpcode::LOGIN_REJECT`].
+        pub opcode: u8,
+        pub reserved1: [u8; 3] = 0,
+        /// A [`LoginRejectReason`].
+        pub reason: U32<BE>,
+        /// Tag of the request.
+        pub tag: U64<BE>,
+        pub reserved2: [u8; 8] = 0,
+        /// Supported buffer formats.
+        pub buf_fmt: U16<BE>,
+        pub reserved3: [u8; 6] = 0,
+    }
 
-/// SRP_LOGIN_RSP.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct LoginResponse {
-    /// [`SrpOpcode::LOGIN_RESPONSE`].
-    pub opcode: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 3],
-    /// REQUEST LIMIT DELTA: how many requests the initiator may have outstanding.
-    pub req_lim_delta: U32<BE>,
-    /// Tag of the request.
-    pub tag: U64<BE>,
-    /// The longest IU that the target accepts, in bytes.
-    pub max_it_iu_len: U32<BE>,
-    /// The longest IU that the target sends, in bytes.
-    pub max_ti_iu_len: U32<BE>,
-    /// Supported buffer formats.
-    pub buf_fmt: U16<BE>,
-    /// MULTICHANNEL RESULT ([`MULTICHANNEL_TERMINATED`], [`MULTICHANNEL_MAINTAINED`]) and
-    /// [`IMMEDIATE_SUPPORTED`].
-    pub rsp_flags: u8,
-    #[doc(hidden)]
-    pub reserved2: [u8; 25],
-}
-const _: () = assert!(size_of::<LoginResponse>() == 52);
+    /// SRP_LOGIN_RSP.
+    #[derive(Default)]
+    pub struct LoginResponse(52) {
+        /// [`SrpOpcode::LOGIN_RESPONSE`].
+        pub opcode: u8,
+        pub reserved1: [u8; 3] = 0,
+        /// REQUEST LIMIT DELTA: how many requests the initiator may have outstanding.
+        pub req_lim_delta: U32<BE>,
+        /// Tag of the request.
+        pub tag: U64<BE>,
+        /// The longest IU that the target accepts, in bytes.
+        pub max_it_iu_len: U32<BE>,
+        /// The longest IU that the target sends, in bytes.
+        pub max_ti_iu_len: U32<BE>,
+        /// Supported buffer formats.
+        pub buf_fmt: U16<BE>,
+        /// MULTICHANNEL RESULT ([`MULTICHANNEL_TERMINATED`], [`MULTICHANNEL_MAINTAINED`]) and
+        /// [`IMMEDIATE_SUPPORTED`].
+        pub rsp_flags: u8,
+        pub reserved2: [u8; 25] = 0,
+    }
 
-/// SRP_CMD, without its additional CDB bytes and descriptors.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct SrpCommand {
-    /// [`SrpOpcode::COMMAND`].
-    pub opcode: u8,
-    /// Solicited notification.
-    pub sol_not: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 3],
-    /// The [`BufferFormat`] of data-out in the high half, of data-in in the low one.
-    pub buf_fmt: u8,
-    /// Entries of the data-out table that are in this IU.
-    pub data_out_desc_cnt: u8,
-    /// Entries of the data-in table that are in this IU.
-    pub data_in_desc_cnt: u8,
-    /// Tag; the response returns it.
-    pub tag: U64<BE>,
-    #[doc(hidden)]
-    pub reserved2: [u8; 4],
-    /// Logical unit number (SAM-5 §4.7).
-    pub lun: [u8; 8],
-    #[doc(hidden)]
-    pub reserved3: u8,
-    /// Task attribute, in the low three bits.
-    pub task_attr: u8,
-    #[doc(hidden)]
-    pub reserved4: u8,
-    /// ADDITIONAL CDB LENGTH in the upper six bits, in units of four bytes.
-    pub add_cdb_len: u8,
-    /// The first 16 bytes of the CDB.
-    pub cdb: [u8; 16],
+    /// SRP_CMD, without its additional CDB bytes and descriptors.
+    #[derive(Default)]
+    pub struct SrpCommand(48) {
+        /// [`SrpOpcode::COMMAND`].
+        pub opcode: u8,
+        /// Solicited notification.
+        pub sol_not: u8,
+        pub reserved1: [u8; 3] = 0,
+        /// The [`BufferFormat`] of data-out in the high half, of data-in in the low one.
+        pub buf_fmt: u8,
+        /// Entries of the data-out table that are in this IU.
+        pub data_out_desc_cnt: u8,
+        /// Entries of the data-in table that are in this IU.
+        pub data_in_desc_cnt: u8,
+        /// Tag; the response returns it.
+        pub tag: U64<BE>,
+        pub reserved2: [u8; 4] = 0,
+        /// Logical unit number (SAM-5 §4.7).
+        pub lun: [u8; 8],
+        pub reserved3: u8 = 0,
+        /// Task attribute, in the low three bits.
+        pub task_attr: u8,
+        pub reserved4: u8 = 0,
+        /// ADDITIONAL CDB LENGTH in the upper six bits, in units of four bytes.
+        pub add_cdb_len: u8,
+        /// The first 16 bytes of the CDB.
+        pub cdb: [u8; 16],
+    }
 }
-const _: () = assert!(size_of::<SrpCommand>() == 48);
 
 impl SrpCommand {
     /// The length of the additional CDB bytes.
@@ -147,186 +124,139 @@ impl SrpCommand {
     }
 }
 
-/// SRP_RSP, without its response data and sense data, which follow in this order.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct SrpResponse {
-    /// [`SrpOpcode::RESPONSE`].
-    pub opcode: u8,
-    /// Solicited notification.
-    pub sol_not: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 2],
-    /// REQUEST LIMIT DELTA: how many more requests the initiator may send.
-    pub req_lim_delta: U32<BE>,
-    /// Tag of the request.
-    pub tag: U64<BE>,
-    #[doc(hidden)]
-    pub reserved2: [u8; 2],
-    /// [`ResponseFlags`].
-    pub flags: u8,
-    /// SCSI status.
-    pub status: u8,
-    /// DATA-OUT RESIDUAL COUNT in bytes, with [`ResponseFlags::DOOVER`] or
-    /// [`ResponseFlags::DOUNDER`].
-    pub data_out_res_cnt: U32<BE>,
-    /// DATA-IN RESIDUAL COUNT in bytes, with [`ResponseFlags::DIOVER`] or
-    /// [`ResponseFlags::DIUNDER`].
-    pub data_in_res_cnt: U32<BE>,
-    /// The length of the sense data in bytes, with [`ResponseFlags::SNSVALID`].
-    pub sense_data_len: U32<BE>,
-    /// The length of the response data in bytes, with [`ResponseFlags::RSPVALID`].
-    pub resp_data_len: U32<BE>,
-}
-const _: () = assert!(size_of::<SrpResponse>() == 36);
+layout! {
+    /// SRP_RSP, without its response data and sense data, which follow in this order.
+    #[derive(Default)]
+    pub struct SrpResponse(36) {
+        /// [`SrpOpcode::RESPONSE`].
+        pub opcode: u8,
+        /// Solicited notification.
+        pub sol_not: u8,
+        pub reserved1: [u8; 2] = 0,
+        /// REQUEST LIMIT DELTA: how many more requests the initiator may send.
+        pub req_lim_delta: U32<BE>,
+        /// Tag of the request.
+        pub tag: U64<BE>,
+        pub reserved2: [u8; 2] = 0,
+        /// [`ResponseFlags`].
+        pub flags: u8,
+        /// SCSI status.
+        pub status: u8,
+        /// DATA-OUT RESIDUAL COUNT in bytes, with [`ResponseFlags::DOOVER`] or
+        /// [`ResponseFlags::DOUNDER`].
+        pub data_out_res_cnt: U32<BE>,
+        /// DATA-IN RESIDUAL COUNT in bytes, with [`ResponseFlags::DIOVER`] or
+        /// [`ResponseFlags::DIUNDER`].
+        pub data_in_res_cnt: U32<BE>,
+        /// The length of the sense data in bytes, with [`ResponseFlags::SNSVALID`].
+        pub sense_data_len: U32<BE>,
+        /// The length of the response data in bytes, with [`ResponseFlags::RSPVALID`].
+        pub resp_data_len: U32<BE>,
+    }
 
-/// SRP_TSK_MGMT.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct TaskManagementRequest {
-    /// [`SrpOpcode::TASK_MANAGEMENT`].
-    pub opcode: u8,
-    /// Solicited notification.
-    pub sol_not: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 6],
-    /// Tag; the response returns it.
-    pub tag: U64<BE>,
-    #[doc(hidden)]
-    pub reserved2: [u8; 4],
-    /// Logical unit number (SAM-5 §4.7).
-    pub lun: [u8; 8],
-    #[doc(hidden)]
-    pub reserved3: [u8; 2],
-    /// A [`TaskManagementFunction`].
-    pub tsk_mgmt_func: u8,
-    #[doc(hidden)]
-    pub reserved4: u8,
-    /// The tag of the task to abort.
-    pub task_tag: U64<BE>,
-    #[doc(hidden)]
-    pub reserved5: [u8; 8],
-}
-const _: () = assert!(size_of::<TaskManagementRequest>() == 48);
+    /// SRP_TSK_MGMT.
+    #[derive(Default)]
+    pub struct TaskManagementRequest(48) {
+        /// [`SrpOpcode::TASK_MANAGEMENT`].
+        pub opcode: u8,
+        /// Solicited notification.
+        pub sol_not: u8,
+        pub reserved1: [u8; 6] = 0,
+        /// Tag; the response returns it.
+        pub tag: U64<BE>,
+        pub reserved2: [u8; 4] = 0,
+        /// Logical unit number (SAM-5 §4.7).
+        pub lun: [u8; 8],
+        pub reserved3: [u8; 2] = 0,
+        /// A [`TaskManagementFunction`].
+        pub tsk_mgmt_func: u8,
+        pub reserved4: u8 = 0,
+        /// The tag of the task to abort.
+        pub task_tag: U64<BE>,
+        pub reserved5: [u8; 8] = 0,
+    }
 
-/// The response data of a task management function.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct TaskManagementResponseData {
-    #[doc(hidden)]
-    pub reserved: [u8; 3],
-    /// A [`ResponseCode`].
-    pub rsp_code: u8,
-}
-const _: () = assert!(size_of::<TaskManagementResponseData>() == 4);
+    /// The response data of a task management function.
+    #[derive(Default)]
+    pub struct TaskManagementResponseData(4) {
+        pub reserved: [u8; 3] = 0,
+        /// A [`ResponseCode`].
+        pub rsp_code: u8,
+    }
 
-/// SRP_I_LOGOUT, SRP_CRED_RSP and SRP_AER_RSP, which consist of an opcode and a tag.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct SrpHeader {
-    /// An [`SrpOpcode`].
-    pub opcode: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 7],
-    /// The tag.
-    pub tag: U64<BE>,
-}
-const _: () = assert!(size_of::<SrpHeader>() == 16);
+    /// SRP_I_LOGOUT, SRP_CRED_RSP and SRP_AER_RSP, which consist of an opcode and a tag.
+    #[derive(Default)]
+    pub struct SrpHeader(16) {
+        /// An [`SrpOpcode`].
+        pub opcode: u8,
+        pub reserved: [u8; 7] = 0,
+        /// The tag.
+        pub tag: U64<BE>,
+    }
 
-/// SRP_T_LOGOUT and SRP_CRED_REQ: the first has the reason of the logout, the second the REQUEST
-/// LIMIT DELTA.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct TargetNotice {
-    /// [`SrpOpcode::TARGET_LOGOUT`] or [`SrpOpcode::CREDIT_REQUEST`].
-    pub opcode: u8,
-    /// Solicited notification.
-    pub sol_not: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// A [`LogoutReason`], or REQUEST LIMIT DELTA.
-    pub value: U32<BE>,
-    /// The tag.
-    pub tag: U64<BE>,
-}
-const _: () = assert!(size_of::<TargetNotice>() == 16);
+    /// SRP_T_LOGOUT and SRP_CRED_REQ: the first has the reason of the logout, the second the
+    /// REQUEST LIMIT DELTA.
+    #[derive(Default)]
+    pub struct TargetNotice(16) {
+        /// [`SrpOpcode::TARGET_LOGOUT`] or [`SrpOpcode::CREDIT_REQUEST`].
+        pub opcode: u8,
+        /// Solicited notification.
+        pub sol_not: u8,
+        pub reserved: [u8; 2] = 0,
+        /// A [`LogoutReason`], or REQUEST LIMIT DELTA.
+        pub value: U32<BE>,
+        /// The tag.
+        pub tag: U64<BE>,
+    }
 
-/// SRP_AER_REQ, without its sense data.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct AsynchronousEvent {
-    /// [`SrpOpcode::AER_REQUEST`].
-    pub opcode: u8,
-    /// Solicited notification.
-    pub sol_not: u8,
-    #[doc(hidden)]
-    pub reserved1: [u8; 2],
-    /// REQUEST LIMIT DELTA: how many more requests the initiator may send.
-    pub req_lim_delta: U32<BE>,
-    /// The tag.
-    pub tag: U64<BE>,
-    #[doc(hidden)]
-    pub reserved2: [u8; 4],
-    /// Logical unit number (SAM-5 §4.7).
-    pub lun: [u8; 8],
-    /// The length of the sense data in bytes.
-    pub sense_data_len: U32<BE>,
-    #[doc(hidden)]
-    pub reserved3: [u8; 4],
-}
-const _: () = assert!(size_of::<AsynchronousEvent>() == 36);
+    /// SRP_AER_REQ, without its sense data.
+    #[derive(Default)]
+    pub struct AsynchronousEvent(36) {
+        /// [`SrpOpcode::AER_REQUEST`].
+        pub opcode: u8,
+        /// Solicited notification.
+        pub sol_not: u8,
+        pub reserved1: [u8; 2] = 0,
+        /// REQUEST LIMIT DELTA: how many more requests the initiator may send.
+        pub req_lim_delta: U32<BE>,
+        /// The tag.
+        pub tag: U64<BE>,
+        pub reserved2: [u8; 4] = 0,
+        /// Logical unit number (SAM-5 §4.7).
+        pub lun: [u8; 8],
+        /// The length of the sense data in bytes.
+        pub sense_data_len: U32<BE>,
+        pub reserved3: [u8; 4] = 0,
+    }
 
-/// A memory descriptor: one range of the initiator's memory.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct DirectDescriptor {
-    /// Virtual address of the range.
-    pub va: U64<BE>,
-    /// Remote key of the range's memory region.
-    pub key: U32<BE>,
-    /// Length of the range in bytes.
-    pub len: U32<BE>,
-}
-const _: () = assert!(size_of::<DirectDescriptor>() == 16);
+    /// A memory descriptor: one range of the initiator's memory.
+    #[derive(Default)]
+    pub struct DirectDescriptor(16) {
+        /// Virtual address of the range.
+        pub va: U64<BE>,
+        /// Remote key of the range's memory region.
+        pub key: U32<BE>,
+        /// Length of the range in bytes.
+        pub len: U32<BE>,
+    }
 
-/// An indirect descriptor: a table of ranges, the first of which follow in the IU.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct IndirectDescriptor {
-    /// The initiator's memory with the whole table of [`DirectDescriptor`]s.
-    pub table: DirectDescriptor,
-    /// Total length of all ranges in bytes.
-    pub len: U32<BE>,
-}
-const _: () = assert!(size_of::<IndirectDescriptor>() == 20);
+    /// An indirect descriptor: a table of ranges, the first of which follow in the IU.
+    #[derive(Default)]
+    pub struct IndirectDescriptor(20) {
+        /// The initiator's memory with the whole table of [`DirectDescriptor`]s.
+        pub table: DirectDescriptor,
+        /// Total length of all ranges in bytes.
+        pub len: U32<BE>,
+    }
 
-/// An immediate descriptor (SRP2): the IU itself holds the data, at the login's IMMEDIATE DATA
-/// OFFSET.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct ImmediateDescriptor {
-    /// Length of the data in bytes.
-    pub len: U32<BE>,
+    /// An immediate descriptor (SRP2): the IU itself holds the data, at the login's IMMEDIATE DATA
+    /// OFFSET.
+    #[derive(Default)]
+    pub struct ImmediateDescriptor(4) {
+        /// Length of the data in bytes.
+        pub len: U32<BE>,
+    }
 }
-const _: () = assert!(size_of::<ImmediateDescriptor>() == 4);
 
 open_enum! {
     /// Opcodes: the first byte of every information unit.
@@ -356,9 +286,7 @@ open_enum! {
         /// SRP_LOGIN_REJ.
         LOGIN_REJECT = 0xc2,
     }
-}
 
-open_enum! {
     /// Reasons of a rejected login.
     pub enum LoginRejectReason(u32) {
         /// Unable to establish an RDMA channel, no reason specified.
@@ -376,9 +304,7 @@ open_enum! {
         /// The nexus has its maximum number of channels.
         CHANNEL_LIMIT_REACHED = 0x0001_0006,
     }
-}
 
-open_enum! {
     /// Reasons of a logout by the target.
     pub enum LogoutReason(u32) {
         /// No reason is given.
@@ -392,9 +318,7 @@ open_enum! {
         /// A login with single-channel operation has ended this channel.
         MULTICHANNEL_ACTION = 0x0004,
     }
-}
 
-open_enum! {
     /// How an SRP_CMD describes a data buffer.
     pub enum BufferFormat(u8) {
         /// There is no data.
@@ -406,9 +330,7 @@ open_enum! {
         /// The IU holds the data (SRP2; data-out only).
         IMMEDIATE = 3,
     }
-}
 
-open_enum! {
     /// TASK MANAGEMENT FUNCTION.
     pub enum TaskManagementFunction(u8) {
         /// ABORT TASK.
@@ -422,9 +344,7 @@ open_enum! {
         /// CLEAR ACA.
         CLEAR_ACA = 0x40,
     }
-}
 
-open_enum! {
     /// RSP_CODE: the result of a task management function, or the error of a request.
     pub enum ResponseCode(u8) {
         /// The function was carried out, or the request has no error.

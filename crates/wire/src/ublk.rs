@@ -5,66 +5,56 @@
 //! memory that it shares with the server ([`IoDesc`]). Numbers have the machine's own byte order.
 //! No structure here has padding.
 
+use crate::layout::native_layout;
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The payload of a control command (`struct ublksrv_ctrl_cmd`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct CtrlCmd {
-    /// The device; [`ANY_DEVICE`] if the command concerns none, or a new one.
-    pub dev_id: u32,
-    /// The queue; [`NO_QUEUE`] if the command concerns the whole device.
-    pub queue_id: u16,
-    /// Length of the buffer in bytes.
-    pub len: u16,
-    /// Address of the buffer, which the command reads or writes.
-    pub addr: u64,
-    /// A number, such as the server's process ID.
-    pub data: u64,
-    /// Length of a path at the start of the buffer, for devices of unprivileged users.
-    pub dev_path_len: u16,
-    /// Reserved: 0.
-    pub pad: u16,
-    /// Reserved: 0.
-    pub reserved: u32,
-}
-const _: () = assert!(size_of::<CtrlCmd>() == 32);
+native_layout! {
+    /// The payload of a control command (`struct ublksrv_ctrl_cmd`).
+    pub struct CtrlCmd(32) {
+        /// The device; [`ANY_DEVICE`] if the command concerns none, or a new one.
+        pub dev_id: u32,
+        /// The queue; [`NO_QUEUE`] if the command concerns the whole device.
+        pub queue_id: u16,
+        /// Length of the buffer in bytes.
+        pub len: u16,
+        /// Address of the buffer, which the command reads or writes.
+        pub addr: u64,
+        /// A number, such as the server's process ID.
+        pub data: u64,
+        /// Length of a path at the start of the buffer, for devices of unprivileged users.
+        pub dev_path_len: u16,
+        pub pad: u16 = 0,
+        pub reserved: u32 = 0,
+    }
 
-/// Properties of a device (`struct ublksrv_ctrl_dev_info`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct DevInfo {
-    /// Number of queues.
-    pub nr_hw_queues: u16,
-    /// Maximum number of requests in flight on each queue.
-    pub queue_depth: u16,
-    /// A [`DevState`].
-    pub state: u16,
-    /// Reserved: 0.
-    pub pad0: u16,
-    /// Length of the longest request in bytes.
-    pub max_io_buf_bytes: u32,
-    /// Number of the device; [`ANY_DEVICE`] lets the driver choose one.
-    pub dev_id: u32,
-    /// Process ID of the server; -1 if there is none.
-    pub ublksrv_pid: i32,
-    /// Reserved: 0.
-    pub pad1: u32,
-    /// Its [`Features`].
-    pub flags: u64,
-    /// A number of the server, which the driver only keeps.
-    pub ublksrv_flags: u64,
-    /// User ID of the owner.
-    pub owner_uid: u32,
-    /// Group ID of the owner.
-    pub owner_gid: u32,
-    /// Reserved: 0.
-    pub reserved1: u64,
-    /// Reserved: 0.
-    pub reserved2: u64,
+    /// Properties of a device (`struct ublksrv_ctrl_dev_info`).
+    pub struct DevInfo(64) {
+        /// Number of queues.
+        pub nr_hw_queues: u16,
+        /// Maximum number of requests in flight on each queue.
+        pub queue_depth: u16,
+        /// A [`DevState`].
+        pub state: u16,
+        pub pad0: u16 = 0,
+        /// Length of the longest request in bytes.
+        pub max_io_buf_bytes: u32,
+        /// Number of the device; [`ANY_DEVICE`] lets the driver choose one.
+        pub dev_id: u32,
+        /// Process ID of the server; -1 if there is none.
+        pub ublksrv_pid: i32,
+        pub pad1: u32 = 0,
+        /// Its [`Features`].
+        pub flags: u64,
+        /// A number of the server, which the driver only keeps.
+        pub ublksrv_flags: u64,
+        /// User ID of the owner.
+        pub owner_uid: u32,
+        /// Group ID of the owner.
+        pub owner_gid: u32,
+        pub reserved1: u64 = 0,
+        pub reserved2: u64 = 0,
+    }
 }
-const _: () = assert!(size_of::<DevInfo>() == 64);
 
 open_enum! {
     /// State of a device (`UBLK_S_DEV_*`).
@@ -104,20 +94,19 @@ bitflags::bitflags! {
     }
 }
 
-/// A request of the device (`struct ublksrv_io_desc`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct IoDesc {
-    /// An [`IoOp`] in the lowest 8 bits, flags `UBLK_IO_F_*` in the others.
-    pub op_flags: u32,
-    /// Length in sectors of 512 bytes.
-    pub nr_sectors: u32,
-    /// First sector.
-    pub start_sector: u64,
-    /// Address of the server's buffer; unused with [`Features::USER_COPY`].
-    pub addr: u64,
+native_layout! {
+    /// A request of the device (`struct ublksrv_io_desc`).
+    pub struct IoDesc(24) {
+        /// An [`IoOp`] in the lowest 8 bits, flags `UBLK_IO_F_*` in the others.
+        pub op_flags: u32,
+        /// Length in sectors of 512 bytes.
+        pub nr_sectors: u32,
+        /// First sector.
+        pub start_sector: u64,
+        /// Address of the server's buffer; unused with [`Features::USER_COPY`].
+        pub addr: u64,
+    }
 }
-const _: () = assert!(size_of::<IoDesc>() == 24);
 
 impl IoDesc {
     /// The operation.
@@ -149,91 +138,79 @@ open_enum! {
     }
 }
 
-/// The payload of an I/O command (`struct ublksrv_io_cmd`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct IoCmd {
-    /// The queue.
-    pub q_id: u16,
-    /// Tag of the request in its queue.
-    pub tag: u16,
-    /// Result of the completed request: number of bytes, or an error number, negative.
-    pub result: i32,
-    /// Address of the data: to which that of a write is copied, or from which that of a read is; 0
-    /// with [`Features::USER_COPY`].
-    pub addr: u64,
-}
-const _: () = assert!(size_of::<IoCmd>() == 16);
+native_layout! {
+    /// The payload of an I/O command (`struct ublksrv_io_cmd`).
+    pub struct IoCmd(16) {
+        /// The queue.
+        pub q_id: u16,
+        /// Tag of the request in its queue.
+        pub tag: u16,
+        /// Result of the completed request: number of bytes, or an error number, negative.
+        pub result: i32,
+        /// Address of the data: to which that of a write is copied, or from which that of a read
+        /// is; 0 with [`Features::USER_COPY`].
+        pub addr: u64,
+    }
 
-/// Parameters of a device's disk (`struct ublk_params`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct Params {
-    /// Length of this structure in bytes.
-    pub len: u32,
-    /// The parts that are set: [`UBLK_PARAM_TYPE_BASIC`], [`UBLK_PARAM_TYPE_DISCARD`],
-    /// [`UBLK_PARAM_TYPE_DMA_ALIGN`].
-    pub types: u32,
-    /// Size, blocks and cache.
-    pub basic: ParamBasic,
-    /// Discards and zeroes.
-    pub discard: ParamDiscard,
-    /// Numbers of the devices, which the driver sets.
-    pub devt: [u32; 4],
-    /// Parameters of zoned devices.
-    pub zoned: [u32; 8],
-    /// Alignment of data in memory in bytes, less 1. Drivers before Linux 6.15 end here.
-    pub dma_alignment: u32,
-    /// Reserved: 0.
-    pub pad: u32,
-    /// The end of the part that is used here, which is a multiple of 8 bytes.
-    pub end: u32,
-}
-const _: () = assert!(size_of::<Params>() == 120);
+    /// Parameters of a device's disk (`struct ublk_params`).
+    pub struct Params(120) {
+        /// Length of this structure in bytes.
+        pub len: u32,
+        /// The parts that are set: [`UBLK_PARAM_TYPE_BASIC`], [`UBLK_PARAM_TYPE_DISCARD`],
+        /// [`UBLK_PARAM_TYPE_DMA_ALIGN`].
+        pub types: u32,
+        /// Size, blocks and cache.
+        pub basic: ParamBasic,
+        /// Discards and zeroes.
+        pub discard: ParamDiscard,
+        /// Numbers of the devices, which the driver sets.
+        pub devt: [u32; 4],
+        /// Parameters of zoned devices.
+        pub zoned: [u32; 8],
+        /// Alignment of data in memory in bytes, less 1. Drivers before Linux 6.15 end here.
+        pub dma_alignment: u32,
+        pub pad: u32 = 0,
+        /// The end of the part that is used here, which is a multiple of 8 bytes.
+        pub end: u32,
+    }
 
-/// Size, blocks and cache of a disk (`struct ublk_param_basic`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct ParamBasic {
-    /// Flags `UBLK_ATTR_*`.
-    pub attrs: u32,
-    /// Logical block, as a power of two.
-    pub logical_bs_shift: u8,
-    /// Physical block, as a power of two.
-    pub physical_bs_shift: u8,
-    /// Preferred block, as a power of two.
-    pub io_opt_shift: u8,
-    /// Smallest preferred block, as a power of two.
-    pub io_min_shift: u8,
-    /// Length of the longest request in sectors.
-    pub max_sectors: u32,
-    /// No request crosses a multiple of this many sectors; 0: no limit.
-    pub chunk_sectors: u32,
-    /// Size in sectors.
-    pub dev_sectors: u64,
-    /// Alignment of data in memory.
-    pub virt_boundary_mask: u64,
-}
-const _: () = assert!(size_of::<ParamBasic>() == 32);
+    /// Size, blocks and cache of a disk (`struct ublk_param_basic`).
+    pub struct ParamBasic(32) {
+        /// Flags `UBLK_ATTR_*`.
+        pub attrs: u32,
+        /// Logical block, as a power of two.
+        pub logical_bs_shift: u8,
+        /// Physical block, as a power of two.
+        pub physical_bs_shift: u8,
+        /// Preferred block, as a power of two.
+        pub io_opt_shift: u8,
+        /// Smallest preferred block, as a power of two.
+        pub io_min_shift: u8,
+        /// Length of the longest request in sectors.
+        pub max_sectors: u32,
+        /// No request crosses a multiple of this many sectors; 0: no limit.
+        pub chunk_sectors: u32,
+        /// Size in sectors.
+        pub dev_sectors: u64,
+        /// Alignment of data in memory.
+        pub virt_boundary_mask: u64,
+    }
 
-/// Discards and zeroes of a disk (`struct ublk_param_discard`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct ParamDiscard {
-    /// Offset of the first unit of discards, in bytes.
-    pub discard_alignment: u32,
-    /// Unit of discards in bytes; not 0.
-    pub discard_granularity: u32,
-    /// Length of the longest discard in sectors; 0: there are none.
-    pub max_discard_sectors: u32,
-    /// Length of the longest write of zeroes in sectors; 0: there are none.
-    pub max_write_zeroes_sectors: u32,
-    /// Number of ranges in one discard: 1.
-    pub max_discard_segments: u16,
-    /// Reserved: 0.
-    pub reserved0: u16,
+    /// Discards and zeroes of a disk (`struct ublk_param_discard`).
+    pub struct ParamDiscard(20) {
+        /// Offset of the first unit of discards, in bytes.
+        pub discard_alignment: u32,
+        /// Unit of discards in bytes; not 0.
+        pub discard_granularity: u32,
+        /// Length of the longest discard in sectors; 0: there are none.
+        pub max_discard_sectors: u32,
+        /// Length of the longest write of zeroes in sectors; 0: there are none.
+        pub max_write_zeroes_sectors: u32,
+        /// Number of ranges in one discard: 1.
+        pub max_discard_segments: u16,
+        pub reserved0: u16 = 0,
+    }
 }
-const _: () = assert!(size_of::<ParamDiscard>() == 20);
 
 open_enum! {
     /// A control command (`UBLK_U_CMD_*`).
@@ -265,9 +242,7 @@ open_enum! {
         /// Set the size of the disk in sectors.
         UPDATE_SIZE = ioctl(READ | WRITE, 0x15, size_of::<CtrlCmd>()),
     }
-}
 
-open_enum! {
     /// An I/O command (`UBLK_U_IO_*`).
     pub enum QueueOp(u32) {
         /// Completes with the first request that has its tag.
@@ -349,6 +324,7 @@ const READ: u32 = 2 << 30;
 #[cfg(all(test, target_endian = "little"))]
 mod tests {
     use super::*;
+    use zerocopy::{FromBytes, IntoBytes};
 
     #[test]
     fn commands_have_the_codes_of_the_header() {

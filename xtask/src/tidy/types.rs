@@ -35,8 +35,12 @@ pub(super) fn declared_twice(tree: &Tree) -> Vec<Finding> {
 fn declared(source: &str) -> BTreeMap<usize, String> {
     let tests = test_lines(source);
     let code = code(source);
-    let outside_tests =
-        code.lines().enumerate().filter(|(at, _)| !tests.iter().any(|test| test.contains(at)));
+    let mut in_layout = false;
+    let outer = code.lines().map(move |line| {
+        in_layout = if line.starts_with(' ') || line.is_empty() { in_layout } else { line.ends_with(LAYOUT) };
+        if in_layout { line.strip_prefix("    ").unwrap_or(line) } else { line }
+    });
+    let outside_tests = outer.enumerate().filter(|(at, _)| !tests.iter().any(|test| test.contains(at)));
     let declared = outside_tests.filter_map(|(at, line)| {
         let item = line.strip_prefix("pub").map_or(line, |rest| match rest.strip_prefix('(') {
             Some(rest) => rest.split_once(')').map_or(rest, |(_, rest)| rest),
@@ -51,6 +55,10 @@ fn declared(source: &str) -> BTreeMap<usize, String> {
     });
     declared.collect()
 }
+
+/// The end of the line that begins a block of `layout!` or `native_layout!` of `blockmux-wire`. The
+/// structures in it are indented.
+const LAYOUT: &str = "layout! {";
 
 /// Reports types whose inherent methods are in more than [`MAX_FILES`] files and in more than
 /// [`SCATTERED`] says, and types of that list with fewer.
@@ -184,10 +192,14 @@ mod tests {
             ("crates/a/src/b.rs", "pub struct A;\nstruct B<T>(T);\n"),
             ("crates/a/src/c.rs", "\npub(super) enum B {}\nimpl D for B {\n    type A = u8;\n}\n"),
             ("crates/a/src/d.rs", "// struct A;\n#[cfg(test)]\nmod tests {\n    struct B;\n}\n"),
+            (
+                "crates/a/src/f.rs",
+                "layout! {\n    pub struct A(4) {\n        a: u8,\n    }\n}\nfn b() {\n    struct B;\n}\n",
+            ),
             ("crates/e/src/b.rs", "struct A;\n"),
         ];
         let findings = declared_twice(&tree(&files));
-        assert_eq!(places(&findings), [("crates/a/src/c.rs", 2)]);
+        assert_eq!(places(&findings), [("crates/a/src/c.rs", 2), ("crates/a/src/f.rs", 2)]);
         assert!(findings[0].what.starts_with("crates/a/src/b.rs has a `B`"));
     }
 

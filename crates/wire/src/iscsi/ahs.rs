@@ -1,20 +1,20 @@
 //! Additional Header Segments (RFC 7143 §11.2.2).
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
+use zerocopy::{BigEndian as BE, FromBytes, U16};
 
-/// Header of a segment. `ahs_length` bytes follow the first three, then padding to four bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct AhsHead {
-    /// AHSLength: bytes after the type, including the reserved byte, without padding.
-    pub ahs_length: U16<BE>,
-    /// [`AhsType`].
-    pub ahs_type: u8,
-    /// Reserved in both defined types.
-    pub specific: u8,
+layout! {
+    /// Header of a segment. `ahs_length` bytes follow the first three, then padding to four bytes.
+    pub struct AhsHead(4) {
+        /// AHSLength: bytes after the type, including the reserved byte, without padding.
+        pub ahs_length: U16<BE>,
+        /// [`AhsType`].
+        pub ahs_type: u8,
+        /// Reserved in both defined types.
+        pub specific: u8,
+    }
 }
-const _: () = assert!(size_of::<AhsHead>() == 4);
 
 open_enum! {
     /// Type of a segment (RFC 7143 §11.2.2.1).

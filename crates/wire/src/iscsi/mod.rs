@@ -13,32 +13,32 @@ pub mod ahs;
 pub mod scsi;
 pub mod session;
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
 pub use crate::u24::U24;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, Unaligned};
+use zerocopy::{BigEndian as BE, U32};
 
-/// The fields of the Basic Header Segment that all PDUs share (RFC 7143 §11.2.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Bhs {
-    /// The I bit and [`IscsiOpcode`].
-    pub opcode: u8,
-    /// The F bit in most PDUs, and opcode-specific flags.
-    pub flags: u8,
-    /// Opcode-specific.
-    pub specific: [u8; 2],
-    /// TotalAHSLength, in units of four bytes.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes, without padding.
-    pub data_segment_length: U24,
-    /// LUN, or opcode-specific.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag, chosen by the initiator for each task.
-    pub initiator_task_tag: U32<BE>,
-    /// Opcode-specific.
-    pub specific_end: [u8; 28],
+layout! {
+    /// The fields of the Basic Header Segment that all PDUs share (RFC 7143 §11.2.1).
+    pub struct Bhs(BHS_LEN) {
+        /// The I bit and [`IscsiOpcode`].
+        pub opcode: u8,
+        /// The F bit in most PDUs, and opcode-specific flags.
+        pub flags: u8,
+        /// Opcode-specific.
+        pub specific: [u8; 2],
+        /// TotalAHSLength, in units of four bytes.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes, without padding.
+        pub data_segment_length: U24,
+        /// LUN, or opcode-specific.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag, chosen by the initiator for each task.
+        pub initiator_task_tag: U32<BE>,
+        /// Opcode-specific.
+        pub specific_end: [u8; 28],
+    }
 }
-const _: () = assert!(size_of::<Bhs>() == BHS_LEN);
 
 impl Bhs {
     /// The opcode without the I bit.
@@ -141,6 +141,7 @@ pub const FLAG_CONTINUE: u8 = 0x40;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromBytes;
 
     #[test]
     fn padding_fills_to_four_bytes() {

@@ -2,286 +2,248 @@
 //! §11.16).
 
 use super::{BHS_LEN, U24};
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
+use zerocopy::{BigEndian as BE, U16, U32};
 
-/// SCSI Command PDU (RFC 7143 §11.3); immediate data may follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ScsiCommand {
-    /// [`super::IscsiOpcode::SCSI_COMMAND`] and the I bit.
-    pub opcode: u8,
-    /// F, [`FLAG_READ`], [`FLAG_WRITE`], ATTR in [`ATTR_MASK`].
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// Task priority (RFC 7144 §4.1), in the low four bits.
-    pub priority: u8,
-    /// TotalAHSLength, in units of four bytes.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength: length of the immediate data, in bytes.
-    pub data_segment_length: U24,
-    /// Logical unit number (SAM-5 §4.7).
-    pub lun: [u8; 8],
-    /// Initiator Task Tag, chosen by the initiator.
-    pub initiator_task_tag: U32<BE>,
-    /// Expected Data Transfer Length, in bytes.
-    pub expected_data_transfer_length: U32<BE>,
-    /// CmdSN: orders the commands of a session.
-    pub cmd_sn: U32<BE>,
-    /// ExpStatSN: acknowledges responses.
-    pub exp_stat_sn: U32<BE>,
-    /// The first 16 bytes of the CDB.
-    pub cdb: [u8; 16],
-}
-const _: () = assert!(size_of::<ScsiCommand>() == BHS_LEN);
+layout! {
+    /// SCSI Command PDU (RFC 7143 §11.3); immediate data may follow.
+    pub struct ScsiCommand(BHS_LEN) {
+        /// [`super::IscsiOpcode::SCSI_COMMAND`] and the I bit.
+        pub opcode: u8,
+        /// F, [`FLAG_READ`], [`FLAG_WRITE`], ATTR in [`ATTR_MASK`].
+        pub flags: u8,
+        pub reserved: u8 = 0,
+        /// Task priority (RFC 7144 §4.1), in the low four bits.
+        pub priority: u8,
+        /// TotalAHSLength, in units of four bytes.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength: length of the immediate data, in bytes.
+        pub data_segment_length: U24,
+        /// Logical unit number (SAM-5 §4.7).
+        pub lun: [u8; 8],
+        /// Initiator Task Tag, chosen by the initiator.
+        pub initiator_task_tag: U32<BE>,
+        /// Expected Data Transfer Length, in bytes.
+        pub expected_data_transfer_length: U32<BE>,
+        /// CmdSN: orders the commands of a session.
+        pub cmd_sn: U32<BE>,
+        /// ExpStatSN: acknowledges responses.
+        pub exp_stat_sn: U32<BE>,
+        /// The first 16 bytes of the CDB.
+        pub cdb: [u8; 16],
+    }
 
-/// SCSI Response PDU (RFC 7143 §11.4); sense and response data follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ScsiResponse {
-    /// [`super::IscsiOpcode::SCSI_RESPONSE`].
-    pub opcode: u8,
-    /// F and the residual flags.
-    pub flags: u8,
-    /// [`ServiceResponse`].
-    pub response: u8,
-    /// SCSI status (SAM-5 §5.3).
-    pub status: u8,
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes: a two-byte length and sense data of that length.
-    pub data_segment_length: U24,
-    /// Status qualifier (RFC 7144 §4.2).
-    pub status_qualifier: U16<BE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 6],
-    /// Initiator Task Tag of the command.
-    pub initiator_task_tag: U32<BE>,
-    /// SNACK Tag of the R-Data SNACK that caused this response, or 0.
-    pub snack_tag: U32<BE>,
-    /// StatSN of this response.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    /// ExpDataSN: number of Data-In and R2T PDUs sent for the command.
-    pub exp_data_sn: U32<BE>,
-    /// Residual count of a bidirectional command's read data, in bytes.
-    pub bidirectional_read_residual_count: U32<BE>,
-    /// Residual count, in bytes.
-    pub residual_count: U32<BE>,
-}
-const _: () = assert!(size_of::<ScsiResponse>() == BHS_LEN);
+    /// SCSI Response PDU (RFC 7143 §11.4); sense and response data follow.
+    pub struct ScsiResponse(BHS_LEN) {
+        /// [`super::IscsiOpcode::SCSI_RESPONSE`].
+        pub opcode: u8,
+        /// F and the residual flags.
+        pub flags: u8,
+        /// [`ServiceResponse`].
+        pub response: u8,
+        /// SCSI status (SAM-5 §5.3).
+        pub status: u8,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes: a two-byte length and sense data of that length.
+        pub data_segment_length: U24,
+        /// Status qualifier (RFC 7144 §4.2).
+        pub status_qualifier: U16<BE>,
+        pub reserved: [u8; 6] = 0,
+        /// Initiator Task Tag of the command.
+        pub initiator_task_tag: U32<BE>,
+        /// SNACK Tag of the R-Data SNACK that caused this response, or 0.
+        pub snack_tag: U32<BE>,
+        /// StatSN of this response.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        /// ExpDataSN: number of Data-In and R2T PDUs sent for the command.
+        pub exp_data_sn: U32<BE>,
+        /// Residual count of a bidirectional command's read data, in bytes.
+        pub bidirectional_read_residual_count: U32<BE>,
+        /// Residual count, in bytes.
+        pub residual_count: U32<BE>,
+    }
 
-/// Task Management Function Request PDU (RFC 7143 §11.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct TaskManagementFunctionRequest {
-    /// [`super::IscsiOpcode::TASK_MANAGEMENT_REQUEST`] and the I bit.
-    pub opcode: u8,
-    /// F and [`Function`].
-    pub function: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength; always 0.
-    pub data_segment_length: U24,
-    /// LUN, for functions that address a logical unit.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag, chosen by the initiator.
-    pub initiator_task_tag: U32<BE>,
-    /// Referenced Task Tag: the task to abort or reassign.
-    pub referenced_task_tag: U32<BE>,
-    /// CmdSN: orders the commands of a session.
-    pub cmd_sn: U32<BE>,
-    /// ExpStatSN: acknowledges responses.
-    pub exp_stat_sn: U32<BE>,
-    /// RefCmdSN: CmdSN of the task to abort.
-    pub ref_cmd_sn: U32<BE>,
-    /// ExpDataSN: for TASK REASSIGN, the next expected data PDU.
-    pub exp_data_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 8],
-}
-const _: () = assert!(size_of::<TaskManagementFunctionRequest>() == BHS_LEN);
+    /// Task Management Function Request PDU (RFC 7143 §11.5).
+    pub struct TaskManagementFunctionRequest(BHS_LEN) {
+        /// [`super::IscsiOpcode::TASK_MANAGEMENT_REQUEST`] and the I bit.
+        pub opcode: u8,
+        /// F and [`Function`].
+        pub function: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength; always 0.
+        pub data_segment_length: U24,
+        /// LUN, for functions that address a logical unit.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag, chosen by the initiator.
+        pub initiator_task_tag: U32<BE>,
+        /// Referenced Task Tag: the task to abort or reassign.
+        pub referenced_task_tag: U32<BE>,
+        /// CmdSN: orders the commands of a session.
+        pub cmd_sn: U32<BE>,
+        /// ExpStatSN: acknowledges responses.
+        pub exp_stat_sn: U32<BE>,
+        /// RefCmdSN: CmdSN of the task to abort.
+        pub ref_cmd_sn: U32<BE>,
+        /// ExpDataSN: for TASK REASSIGN, the next expected data PDU.
+        pub exp_data_sn: U32<BE>,
+        pub reserved_end: [u8; 8] = 0,
+    }
 
-/// Task Management Function Response PDU (RFC 7143 §11.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct TaskManagementFunctionResponse {
-    /// [`super::IscsiOpcode::TASK_MANAGEMENT_RESPONSE`].
-    pub opcode: u8,
-    /// F.
-    pub flags: u8,
-    /// [`FunctionResponse`].
-    pub response: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength; always 0.
-    pub data_segment_length: U24,
-    /// Additional response information (RFC 7144 §4.3), in the last three bytes.
-    pub additional_response_information: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_middle: [u8; 4],
-    /// Initiator Task Tag of the request.
-    pub initiator_task_tag: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_tag: [u8; 4],
-    /// StatSN of this response.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 12],
-}
-const _: () = assert!(size_of::<TaskManagementFunctionResponse>() == BHS_LEN);
+    /// Task Management Function Response PDU (RFC 7143 §11.6).
+    pub struct TaskManagementFunctionResponse(BHS_LEN) {
+        /// [`super::IscsiOpcode::TASK_MANAGEMENT_RESPONSE`].
+        pub opcode: u8,
+        /// F.
+        pub flags: u8,
+        /// [`FunctionResponse`].
+        pub response: u8,
+        pub reserved: u8 = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength; always 0.
+        pub data_segment_length: U24,
+        /// Additional response information (RFC 7144 §4.3), in the last three bytes.
+        pub additional_response_information: U32<BE>,
+        pub reserved_middle: [u8; 4] = 0,
+        /// Initiator Task Tag of the request.
+        pub initiator_task_tag: U32<BE>,
+        pub reserved_tag: [u8; 4] = 0,
+        /// StatSN of this response.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        pub reserved_end: [u8; 12] = 0,
+    }
 
-/// SCSI Data-Out PDU (RFC 7143 §11.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct DataOut {
-    /// [`super::IscsiOpcode::DATA_OUT`].
-    pub opcode: u8,
-    /// F: the last PDU of its sequence.
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// LUN of the R2T.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag of the command.
-    pub initiator_task_tag: U32<BE>,
-    /// Target Transfer Tag of the R2T, or [`super::RESERVED_TAG`] for unsolicited data.
-    pub target_transfer_tag: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_cmd_sn: [u8; 4],
-    /// ExpStatSN: acknowledges responses.
-    pub exp_stat_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 4],
-    /// DataSN: counts the PDUs of a sequence from 0.
-    pub data_sn: U32<BE>,
-    /// Buffer Offset in the command's data, in bytes.
-    pub buffer_offset: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_last: [u8; 4],
-}
-const _: () = assert!(size_of::<DataOut>() == BHS_LEN);
+    /// SCSI Data-Out PDU (RFC 7143 §11.7).
+    pub struct DataOut(BHS_LEN) {
+        /// [`super::IscsiOpcode::DATA_OUT`].
+        pub opcode: u8,
+        /// F: the last PDU of its sequence.
+        pub flags: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// LUN of the R2T.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag of the command.
+        pub initiator_task_tag: U32<BE>,
+        /// Target Transfer Tag of the R2T, or [`super::RESERVED_TAG`] for unsolicited data.
+        pub target_transfer_tag: U32<BE>,
+        pub reserved_cmd_sn: [u8; 4] = 0,
+        /// ExpStatSN: acknowledges responses.
+        pub exp_stat_sn: U32<BE>,
+        pub reserved_end: [u8; 4] = 0,
+        /// DataSN: counts the PDUs of a sequence from 0.
+        pub data_sn: U32<BE>,
+        /// Buffer Offset in the command's data, in bytes.
+        pub buffer_offset: U32<BE>,
+        pub reserved_last: [u8; 4] = 0,
+    }
 
-/// SCSI Data-In PDU; the last one may carry the status (RFC 7143 §11.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct DataIn {
-    /// [`super::IscsiOpcode::DATA_IN`].
-    pub opcode: u8,
-    /// F, [`FLAG_ACKNOWLEDGE`], residuals, [`FLAG_STATUS`].
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// With S: SCSI status (SAM-5 §5.3).
-    pub status: u8,
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// With A: LUN of the command.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag of the command.
-    pub initiator_task_tag: U32<BE>,
-    /// With A: the tag that the DataACK returns; otherwise [`super::RESERVED_TAG`].
-    pub target_transfer_tag: U32<BE>,
-    /// With S: StatSN of the status.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    /// DataSN: counts the Data-In PDUs of a command from 0.
-    pub data_sn: U32<BE>,
-    /// Buffer Offset in the command's data, in bytes.
-    pub buffer_offset: U32<BE>,
-    /// With S: residual count, in bytes.
-    pub residual_count: U32<BE>,
-}
-const _: () = assert!(size_of::<DataIn>() == BHS_LEN);
+    /// SCSI Data-In PDU; the last one may carry the status (RFC 7143 §11.7).
+    pub struct DataIn(BHS_LEN) {
+        /// [`super::IscsiOpcode::DATA_IN`].
+        pub opcode: u8,
+        /// F, [`FLAG_ACKNOWLEDGE`], residuals, [`FLAG_STATUS`].
+        pub flags: u8,
+        pub reserved: u8 = 0,
+        /// With S: SCSI status (SAM-5 §5.3).
+        pub status: u8,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// With A: LUN of the command.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag of the command.
+        pub initiator_task_tag: U32<BE>,
+        /// With A: the tag that the DataACK returns; otherwise [`super::RESERVED_TAG`].
+        pub target_transfer_tag: U32<BE>,
+        /// With S: StatSN of the status.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        /// DataSN: counts the Data-In PDUs of a command from 0.
+        pub data_sn: U32<BE>,
+        /// Buffer Offset in the command's data, in bytes.
+        pub buffer_offset: U32<BE>,
+        /// With S: residual count, in bytes.
+        pub residual_count: U32<BE>,
+    }
 
-/// Ready To Transfer PDU: requests data-out (RFC 7143 §11.8).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct IscsiR2t {
-    /// [`super::IscsiOpcode::R2T`].
-    pub opcode: u8,
-    /// F.
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength; always 0.
-    pub data_segment_length: U24,
-    /// LUN of the command.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag of the command.
-    pub initiator_task_tag: U32<BE>,
-    /// Target Transfer Tag that the Data-Out PDUs return; never [`super::RESERVED_TAG`].
-    pub target_transfer_tag: U32<BE>,
-    /// The next StatSN; this PDU does not advance it.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    /// R2TSN: counts the R2Ts of a command from 0.
-    pub r2t_sn: U32<BE>,
-    /// Buffer Offset in the command's data, in bytes.
-    pub buffer_offset: U32<BE>,
-    /// Desired Data Transfer Length, in bytes; not 0.
-    pub desired_data_transfer_length: U32<BE>,
-}
-const _: () = assert!(size_of::<IscsiR2t>() == BHS_LEN);
+    /// Ready To Transfer PDU: requests data-out (RFC 7143 §11.8).
+    pub struct IscsiR2t(BHS_LEN) {
+        /// [`super::IscsiOpcode::R2T`].
+        pub opcode: u8,
+        /// F.
+        pub flags: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength; always 0.
+        pub data_segment_length: U24,
+        /// LUN of the command.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag of the command.
+        pub initiator_task_tag: U32<BE>,
+        /// Target Transfer Tag that the Data-Out PDUs return; never [`super::RESERVED_TAG`].
+        pub target_transfer_tag: U32<BE>,
+        /// The next StatSN; this PDU does not advance it.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        /// R2TSN: counts the R2Ts of a command from 0.
+        pub r2t_sn: U32<BE>,
+        /// Buffer Offset in the command's data, in bytes.
+        pub buffer_offset: U32<BE>,
+        /// Desired Data Transfer Length, in bytes; not 0.
+        pub desired_data_transfer_length: U32<BE>,
+    }
 
-/// SNACK Request PDU: requests retransmission, or acknowledges data (RFC 7143 §11.16).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct SnackRequest {
-    /// [`super::IscsiOpcode::SNACK_REQUEST`].
-    pub opcode: u8,
-    /// F and [`SnackType`].
-    pub snack_type: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength; always 0.
-    pub data_segment_length: U24,
-    /// LUN of the command, or reserved.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag of the command, or [`super::RESERVED_TAG`].
-    pub initiator_task_tag: U32<BE>,
-    /// For DataACK: the tag of the Data-In PDU; for R-Data: the SNACK Tag.
-    pub target_transfer_tag: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_cmd_sn: [u8; 4],
-    /// ExpStatSN: acknowledges responses.
-    pub exp_stat_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 8],
-    /// BegRun: the first missing number.
-    pub beg_run: U32<BE>,
-    /// RunLength: how many are missing; 0 for all up to the last.
-    pub run_length: U32<BE>,
+    /// SNACK Request PDU: requests retransmission, or acknowledges data (RFC 7143 §11.16).
+    pub struct SnackRequest(BHS_LEN) {
+        /// [`super::IscsiOpcode::SNACK_REQUEST`].
+        pub opcode: u8,
+        /// F and [`SnackType`].
+        pub snack_type: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength; always 0.
+        pub data_segment_length: U24,
+        /// LUN of the command, or reserved.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag of the command, or [`super::RESERVED_TAG`].
+        pub initiator_task_tag: U32<BE>,
+        /// For DataACK: the tag of the Data-In PDU; for R-Data: the SNACK Tag.
+        pub target_transfer_tag: U32<BE>,
+        pub reserved_cmd_sn: [u8; 4] = 0,
+        /// ExpStatSN: acknowledges responses.
+        pub exp_stat_sn: U32<BE>,
+        pub reserved_end: [u8; 8] = 0,
+        /// BegRun: the first missing number.
+        pub beg_run: U32<BE>,
+        /// RunLength: how many are missing; 0 for all up to the last.
+        pub run_length: U32<BE>,
+    }
 }
-const _: () = assert!(size_of::<SnackRequest>() == BHS_LEN);
 
 open_enum! {
     /// iSCSI service response of a command (RFC 7143 §11.4.3).
@@ -291,9 +253,7 @@ open_enum! {
         /// The target failed; the status is invalid.
         TARGET_FAILURE = 0x01,
     }
-}
 
-open_enum! {
     /// Task management functions (RFC 7143 §11.5.1, RFC 7144 §4.2).
     pub enum Function(u8) {
         /// Abort the task with the referenced tag.
@@ -321,9 +281,7 @@ open_enum! {
         /// Query whether a unit attention is pending (RFC 7144).
         QUERY_ASYNCHRONOUS_EVENT = 12,
     }
-}
 
-open_enum! {
     /// Response of a task management function (RFC 7143 §11.6.1, RFC 7144 §4.3).
     pub enum FunctionResponse(u8) {
         /// The function is complete.
@@ -345,9 +303,7 @@ open_enum! {
         /// Not possible now.
         FUNCTION_REJECTED = 255,
     }
-}
 
-open_enum! {
     /// Type of a SNACK (RFC 7143 §11.16.1).
     pub enum SnackType(u8) {
         /// Requests Data-In or R2T PDUs.
@@ -399,6 +355,7 @@ pub const FUNCTION_MASK: u8 = 0x7f;
 mod tests {
     use super::*;
     use crate::iscsi::{FLAG_FINAL, IscsiOpcode, RESERVED_TAG};
+    use zerocopy::FromBytes;
 
     #[test]
     fn an_inquiry_reads_as_the_kernel_sent_it() {

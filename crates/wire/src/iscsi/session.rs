@@ -2,346 +2,293 @@
 //! §11.9 to §11.15, §11.17 to §11.19).
 
 use super::{BHS_LEN, U24};
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, Unaligned};
+use zerocopy::{BigEndian as BE, U16, U32};
 
-/// Login Request PDU (RFC 7143 §11.12); text follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct IscsiLoginRequest {
-    /// [`super::IscsiOpcode::LOGIN_REQUEST`] and the I bit.
-    pub opcode: u8,
-    /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
-    pub flags: u8,
-    /// Version-max: the highest version that the initiator supports.
-    pub version_max: u8,
-    /// Version-min: the lowest version that the initiator supports.
-    pub version_min: u8,
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// ISID: the initiator's part of the session ID.
-    pub isid: [u8; 6],
-    /// TSIH: the target's part of the session ID; 0 for a new session.
-    pub tsih: U16<BE>,
-    /// Initiator Task Tag, equal in all requests of a login.
-    pub initiator_task_tag: U32<BE>,
-    /// CID, chosen by the initiator for each connection.
-    pub cid: U16<BE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// CmdSN of the first command.
-    pub cmd_sn: U32<BE>,
-    /// ExpStatSN: acknowledges responses.
-    pub exp_stat_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 16],
-}
-const _: () = assert!(size_of::<IscsiLoginRequest>() == BHS_LEN);
+layout! {
+    /// Login Request PDU (RFC 7143 §11.12); text follows.
+    pub struct IscsiLoginRequest(BHS_LEN) {
+        /// [`super::IscsiOpcode::LOGIN_REQUEST`] and the I bit.
+        pub opcode: u8,
+        /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
+        pub flags: u8,
+        /// Version-max: the highest version that the initiator supports.
+        pub version_max: u8,
+        /// Version-min: the lowest version that the initiator supports.
+        pub version_min: u8,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// ISID: the initiator's part of the session ID.
+        pub isid: [u8; 6],
+        /// TSIH: the target's part of the session ID; 0 for a new session.
+        pub tsih: U16<BE>,
+        /// Initiator Task Tag, equal in all requests of a login.
+        pub initiator_task_tag: U32<BE>,
+        /// CID, chosen by the initiator for each connection.
+        pub cid: U16<BE>,
+        pub reserved: [u8; 2] = 0,
+        /// CmdSN of the first command.
+        pub cmd_sn: U32<BE>,
+        /// ExpStatSN: acknowledges responses.
+        pub exp_stat_sn: U32<BE>,
+        pub reserved_end: [u8; 16] = 0,
+    }
 
-/// Login Response PDU (RFC 7143 §11.13); text follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct IscsiLoginResponse {
-    /// [`super::IscsiOpcode::LOGIN_RESPONSE`].
-    pub opcode: u8,
-    /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
-    pub flags: u8,
-    /// Version-max: the highest version that the target supports.
-    pub version_max: u8,
-    /// Version-active: the version in use.
-    pub version_active: u8,
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// ISID of the request.
-    pub isid: [u8; 6],
-    /// TSIH of the session, in the last response.
-    pub tsih: U16<BE>,
-    /// Initiator Task Tag of the request.
-    pub initiator_task_tag: U32<BE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 4],
-    /// StatSN of this response.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    /// [`LoginStatus`]: class and detail.
-    pub status: U16<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 10],
-}
-const _: () = assert!(size_of::<IscsiLoginResponse>() == BHS_LEN);
+    /// Login Response PDU (RFC 7143 §11.13); text follows.
+    pub struct IscsiLoginResponse(BHS_LEN) {
+        /// [`super::IscsiOpcode::LOGIN_RESPONSE`].
+        pub opcode: u8,
+        /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
+        pub flags: u8,
+        /// Version-max: the highest version that the target supports.
+        pub version_max: u8,
+        /// Version-active: the version in use.
+        pub version_active: u8,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// ISID of the request.
+        pub isid: [u8; 6],
+        /// TSIH of the session, in the last response.
+        pub tsih: U16<BE>,
+        /// Initiator Task Tag of the request.
+        pub initiator_task_tag: U32<BE>,
+        pub reserved: [u8; 4] = 0,
+        /// StatSN of this response.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        /// [`LoginStatus`]: class and detail.
+        pub status: U16<BE>,
+        pub reserved_end: [u8; 10] = 0,
+    }
 
-/// Text Request PDU (RFC 7143 §11.10); text follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct TextRequest {
-    /// [`super::IscsiOpcode::TEXT_REQUEST`] and the I bit.
-    pub opcode: u8,
-    /// F and [`super::FLAG_CONTINUE`].
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// LUN of the response with this target transfer tag.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag, chosen by the initiator.
-    pub initiator_task_tag: U32<BE>,
-    /// Target Transfer Tag of the response, or [`super::RESERVED_TAG`] to start a negotiation.
-    pub target_transfer_tag: U32<BE>,
-    /// CmdSN: orders the commands of a session.
-    pub cmd_sn: U32<BE>,
-    /// ExpStatSN: acknowledges responses.
-    pub exp_stat_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 16],
-}
-const _: () = assert!(size_of::<TextRequest>() == BHS_LEN);
+    /// Text Request PDU (RFC 7143 §11.10); text follows.
+    pub struct TextRequest(BHS_LEN) {
+        /// [`super::IscsiOpcode::TEXT_REQUEST`] and the I bit.
+        pub opcode: u8,
+        /// F and [`super::FLAG_CONTINUE`].
+        pub flags: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// LUN of the response with this target transfer tag.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag, chosen by the initiator.
+        pub initiator_task_tag: U32<BE>,
+        /// Target Transfer Tag of the response, or [`super::RESERVED_TAG`] to start a negotiation.
+        pub target_transfer_tag: U32<BE>,
+        /// CmdSN: orders the commands of a session.
+        pub cmd_sn: U32<BE>,
+        /// ExpStatSN: acknowledges responses.
+        pub exp_stat_sn: U32<BE>,
+        pub reserved_end: [u8; 16] = 0,
+    }
 
-/// Text Response PDU (RFC 7143 §11.11); text follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct TextResponse {
-    /// [`super::IscsiOpcode::TEXT_RESPONSE`].
-    pub opcode: u8,
-    /// F and [`super::FLAG_CONTINUE`].
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// LUN that the initiator returns with the target transfer tag.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag of the request.
-    pub initiator_task_tag: U32<BE>,
-    /// Target Transfer Tag for the next request; [`super::RESERVED_TAG`] at the end.
-    pub target_transfer_tag: U32<BE>,
-    /// StatSN of this response.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 12],
-}
-const _: () = assert!(size_of::<TextResponse>() == BHS_LEN);
+    /// Text Response PDU (RFC 7143 §11.11); text follows.
+    pub struct TextResponse(BHS_LEN) {
+        /// [`super::IscsiOpcode::TEXT_RESPONSE`].
+        pub opcode: u8,
+        /// F and [`super::FLAG_CONTINUE`].
+        pub flags: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// LUN that the initiator returns with the target transfer tag.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag of the request.
+        pub initiator_task_tag: U32<BE>,
+        /// Target Transfer Tag for the next request; [`super::RESERVED_TAG`] at the end.
+        pub target_transfer_tag: U32<BE>,
+        /// StatSN of this response.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        pub reserved_end: [u8; 12] = 0,
+    }
 
-/// NOP-Out PDU: a ping of the initiator, or a reply (RFC 7143 §11.18); ping data may follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct NopOut {
-    /// [`super::IscsiOpcode::NOP_OUT`] and the I bit.
-    pub opcode: u8,
-    /// F.
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// LUN of the ping.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag of a ping; [`super::RESERVED_TAG`] if no reply is expected.
-    pub initiator_task_tag: U32<BE>,
-    /// Target Transfer Tag of the ping that this answers, or [`super::RESERVED_TAG`].
-    pub target_transfer_tag: U32<BE>,
-    /// CmdSN: orders the commands of a session.
-    pub cmd_sn: U32<BE>,
-    /// ExpStatSN: acknowledges responses.
-    pub exp_stat_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 16],
-}
-const _: () = assert!(size_of::<NopOut>() == BHS_LEN);
+    /// NOP-Out PDU: a ping of the initiator, or a reply (RFC 7143 §11.18); ping data may follow.
+    pub struct NopOut(BHS_LEN) {
+        /// [`super::IscsiOpcode::NOP_OUT`] and the I bit.
+        pub opcode: u8,
+        /// F.
+        pub flags: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// LUN of the ping.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag of a ping; [`super::RESERVED_TAG`] if no reply is expected.
+        pub initiator_task_tag: U32<BE>,
+        /// Target Transfer Tag of the ping that this answers, or [`super::RESERVED_TAG`].
+        pub target_transfer_tag: U32<BE>,
+        /// CmdSN: orders the commands of a session.
+        pub cmd_sn: U32<BE>,
+        /// ExpStatSN: acknowledges responses.
+        pub exp_stat_sn: U32<BE>,
+        pub reserved_end: [u8; 16] = 0,
+    }
 
-/// NOP-In PDU: a ping of the target, or a reply (RFC 7143 §11.19); returned ping data may follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct NopIn {
-    /// [`super::IscsiOpcode::NOP_IN`].
-    pub opcode: u8,
-    /// F.
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// LUN that the initiator returns with the target transfer tag.
-    pub lun: [u8; 8],
-    /// Initiator Task Tag of the request, or [`super::RESERVED_TAG`].
-    pub initiator_task_tag: U32<BE>,
-    /// Target Transfer Tag that the reply returns; [`super::RESERVED_TAG`] if no reply is expected.
-    pub target_transfer_tag: U32<BE>,
-    /// StatSN of this response; with a reserved task tag, the next StatSN.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 12],
-}
-const _: () = assert!(size_of::<NopIn>() == BHS_LEN);
+    /// NOP-In PDU: a ping of the target, or a reply (RFC 7143 §11.19); returned ping data may
+    /// follow.
+    pub struct NopIn(BHS_LEN) {
+        /// [`super::IscsiOpcode::NOP_IN`].
+        pub opcode: u8,
+        /// F.
+        pub flags: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// LUN that the initiator returns with the target transfer tag.
+        pub lun: [u8; 8],
+        /// Initiator Task Tag of the request, or [`super::RESERVED_TAG`].
+        pub initiator_task_tag: U32<BE>,
+        /// Target Transfer Tag that the reply returns; [`super::RESERVED_TAG`] if no reply is
+        /// expected.
+        pub target_transfer_tag: U32<BE>,
+        /// StatSN of this response; with a reserved task tag, the next StatSN.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        pub reserved_end: [u8; 12] = 0,
+    }
 
-/// Logout Request PDU (RFC 7143 §11.14).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct LogoutRequest {
-    /// [`super::IscsiOpcode::LOGOUT_REQUEST`] and the I bit.
-    pub opcode: u8,
-    /// F and [`LogoutReasonCode`].
-    pub reason: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength; always 0.
-    pub data_segment_length: U24,
-    #[doc(hidden)]
-    pub reserved_lun: [u8; 8],
-    /// Initiator Task Tag, chosen by the initiator.
-    pub initiator_task_tag: U32<BE>,
-    /// CID of the connection to close.
-    pub cid: U16<BE>,
-    #[doc(hidden)]
-    pub reserved_cid: [u8; 2],
-    /// CmdSN: orders the commands of a session.
-    pub cmd_sn: U32<BE>,
-    /// ExpStatSN: acknowledges responses.
-    pub exp_stat_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 16],
-}
-const _: () = assert!(size_of::<LogoutRequest>() == BHS_LEN);
+    /// Logout Request PDU (RFC 7143 §11.14).
+    pub struct LogoutRequest(BHS_LEN) {
+        /// [`super::IscsiOpcode::LOGOUT_REQUEST`] and the I bit.
+        pub opcode: u8,
+        /// F and [`LogoutReasonCode`].
+        pub reason: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength; always 0.
+        pub data_segment_length: U24,
+        pub reserved_lun: [u8; 8] = 0,
+        /// Initiator Task Tag, chosen by the initiator.
+        pub initiator_task_tag: U32<BE>,
+        /// CID of the connection to close.
+        pub cid: U16<BE>,
+        pub reserved_cid: [u8; 2] = 0,
+        /// CmdSN: orders the commands of a session.
+        pub cmd_sn: U32<BE>,
+        /// ExpStatSN: acknowledges responses.
+        pub exp_stat_sn: U32<BE>,
+        pub reserved_end: [u8; 16] = 0,
+    }
 
-/// Logout Response PDU (RFC 7143 §11.15).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct LogoutResponse {
-    /// [`super::IscsiOpcode::LOGOUT_RESPONSE`].
-    pub opcode: u8,
-    /// F.
-    pub flags: u8,
-    /// [`LogoutResult`].
-    pub response: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength; always 0.
-    pub data_segment_length: U24,
-    #[doc(hidden)]
-    pub reserved_lun: [u8; 8],
-    /// Initiator Task Tag of the request.
-    pub initiator_task_tag: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_tag: [u8; 4],
-    /// StatSN of this response.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_middle: [u8; 4],
-    /// Time2Wait: time before a connection may be reinstated, in seconds.
-    pub time2wait: U16<BE>,
-    /// Time2Retain: how long tasks are retained after that, in seconds.
-    pub time2retain: U16<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 4],
-}
-const _: () = assert!(size_of::<LogoutResponse>() == BHS_LEN);
+    /// Logout Response PDU (RFC 7143 §11.15).
+    pub struct LogoutResponse(BHS_LEN) {
+        /// [`super::IscsiOpcode::LOGOUT_RESPONSE`].
+        pub opcode: u8,
+        /// F.
+        pub flags: u8,
+        /// [`LogoutResult`].
+        pub response: u8,
+        pub reserved: u8 = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength; always 0.
+        pub data_segment_length: U24,
+        pub reserved_lun: [u8; 8] = 0,
+        /// Initiator Task Tag of the request.
+        pub initiator_task_tag: U32<BE>,
+        pub reserved_tag: [u8; 4] = 0,
+        /// StatSN of this response.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        pub reserved_middle: [u8; 4] = 0,
+        /// Time2Wait: time before a connection may be reinstated, in seconds.
+        pub time2wait: U16<BE>,
+        /// Time2Retain: how long tasks are retained after that, in seconds.
+        pub time2retain: U16<BE>,
+        pub reserved_end: [u8; 4] = 0,
+    }
 
-/// Asynchronous Message PDU (RFC 7143 §11.9); sense data may follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct AsyncMessage {
-    /// [`super::IscsiOpcode::ASYNC_MESSAGE`].
-    pub opcode: u8,
-    /// F.
-    pub flags: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    /// LUN of the affected logical unit.
-    pub lun: [u8; 8],
-    /// [`super::RESERVED_TAG`].
-    pub initiator_task_tag: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_tag: [u8; 4],
-    /// StatSN of this response.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    /// [`AsyncEvent`].
-    pub async_event: u8,
-    /// AsyncVCode, for vendor-specific events.
-    pub async_vcode: u8,
-    /// Parameter1; its meaning depends on the event.
-    pub parameter1: U16<BE>,
-    /// Parameter2; its meaning depends on the event.
-    pub parameter2: U16<BE>,
-    /// Parameter3; its meaning depends on the event.
-    pub parameter3: U16<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 4],
-}
-const _: () = assert!(size_of::<AsyncMessage>() == BHS_LEN);
+    /// Asynchronous Message PDU (RFC 7143 §11.9); sense data may follow.
+    pub struct AsyncMessage(BHS_LEN) {
+        /// [`super::IscsiOpcode::ASYNC_MESSAGE`].
+        pub opcode: u8,
+        /// F.
+        pub flags: u8,
+        pub reserved: [u8; 2] = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        /// LUN of the affected logical unit.
+        pub lun: [u8; 8],
+        /// [`super::RESERVED_TAG`].
+        pub initiator_task_tag: U32<BE>,
+        pub reserved_tag: [u8; 4] = 0,
+        /// StatSN of this response.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        /// [`AsyncEvent`].
+        pub async_event: u8,
+        /// AsyncVCode, for vendor-specific events.
+        pub async_vcode: u8,
+        /// Parameter1; its meaning depends on the event.
+        pub parameter1: U16<BE>,
+        /// Parameter2; its meaning depends on the event.
+        pub parameter2: U16<BE>,
+        /// Parameter3; its meaning depends on the event.
+        pub parameter3: U16<BE>,
+        pub reserved_end: [u8; 4] = 0,
+    }
 
-/// Reject PDU (RFC 7143 §11.17); the rejected header follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Reject {
-    /// [`super::IscsiOpcode::REJECT`].
-    pub opcode: u8,
-    /// F.
-    pub flags: u8,
-    /// [`RejectReason`].
-    pub reason: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// TotalAHSLength; always 0.
-    pub total_ahs_length: u8,
-    /// DataSegmentLength, in bytes.
-    pub data_segment_length: U24,
-    #[doc(hidden)]
-    pub reserved_lun: [u8; 8],
-    /// [`super::RESERVED_TAG`].
-    pub initiator_task_tag: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_tag: [u8; 4],
-    /// StatSN of this response.
-    pub stat_sn: U32<BE>,
-    /// ExpCmdSN: the next CmdSN that the target expects.
-    pub exp_cmd_sn: U32<BE>,
-    /// MaxCmdSN: the last CmdSN that the target accepts.
-    pub max_cmd_sn: U32<BE>,
-    /// DataSN or R2TSN, depending on the reason.
-    pub data_sn: U32<BE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 8],
+    /// Reject PDU (RFC 7143 §11.17); the rejected header follows.
+    pub struct Reject(BHS_LEN) {
+        /// [`super::IscsiOpcode::REJECT`].
+        pub opcode: u8,
+        /// F.
+        pub flags: u8,
+        /// [`RejectReason`].
+        pub reason: u8,
+        pub reserved: u8 = 0,
+        /// TotalAHSLength; always 0.
+        pub total_ahs_length: u8,
+        /// DataSegmentLength, in bytes.
+        pub data_segment_length: U24,
+        pub reserved_lun: [u8; 8] = 0,
+        /// [`super::RESERVED_TAG`].
+        pub initiator_task_tag: U32<BE>,
+        pub reserved_tag: [u8; 4] = 0,
+        /// StatSN of this response.
+        pub stat_sn: U32<BE>,
+        /// ExpCmdSN: the next CmdSN that the target expects.
+        pub exp_cmd_sn: U32<BE>,
+        /// MaxCmdSN: the last CmdSN that the target accepts.
+        pub max_cmd_sn: U32<BE>,
+        /// DataSN or R2TSN, depending on the reason.
+        pub data_sn: U32<BE>,
+        pub reserved_end: [u8; 8] = 0,
+    }
 }
-const _: () = assert!(size_of::<Reject>() == BHS_LEN);
 
 open_enum! {
     /// The stages of a login, CSG and NSG (RFC 7143 §11.12.3).
@@ -353,9 +300,7 @@ open_enum! {
         /// Full feature phase, after the login.
         FULL_FEATURE_PHASE = 3,
     }
-}
 
-open_enum! {
     /// Status class and detail of a login (RFC 7143 §11.13.5).
     pub enum LoginStatus(u16) {
         /// The login continues or has succeeded.
@@ -395,9 +340,7 @@ open_enum! {
         /// The target is out of resources.
         OUT_OF_RESOURCES = 0x0302,
     }
-}
 
-open_enum! {
     /// Reason code of a logout (RFC 7143 §11.14.1).
     pub enum LogoutReasonCode(u8) {
         /// Close all connections of the session.
@@ -407,9 +350,7 @@ open_enum! {
         /// Remove one connection; its tasks will be reassigned.
         REMOVE_CONNECTION_FOR_RECOVERY = 2,
     }
-}
 
-open_enum! {
     /// Response of a logout (RFC 7143 §11.15.1).
     pub enum LogoutResult(u8) {
         /// Closed.
@@ -421,9 +362,7 @@ open_enum! {
         /// The cleanup failed.
         CLEANUP_FAILED = 3,
     }
-}
 
-open_enum! {
     /// Type of an asynchronous event (RFC 7143 §11.9.1).
     pub enum AsyncEvent(u8) {
         /// Sense data follows.
@@ -441,9 +380,7 @@ open_enum! {
         /// Vendor-specific event.
         VENDOR_SPECIFIC = 255,
     }
-}
 
-open_enum! {
     /// Why a PDU is rejected (RFC 7143 §11.17.1).
     pub enum RejectReason(u8) {
         /// The data digest is wrong.

@@ -5,50 +5,44 @@
 //! several segments; the last one is flagged.
 
 use crate::iwarp::rdmap::{RDMAP_VERSION, RdmapOpcode};
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, U32, U64};
 
-/// The first two bytes of every segment: the control fields of DDP and RDMAP (RFC 5041 §4.1, RFC
-/// 5040 §4.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Control {
-    /// [`FLAG_TAGGED`], [`FLAG_LAST`], and DDP's version.
-    pub ddp: u8,
-    /// RDMAP's version and [`RdmapOpcode`].
-    pub rdmap: u8,
-}
-const _: () = assert!(size_of::<Control>() == CONTROL_LEN);
+layout! {
+    /// The first two bytes of every segment: the control fields of DDP and RDMAP (RFC 5041 §4.1,
+    /// RFC 5040 §4.1).
+    pub struct Control(CONTROL_LEN) {
+        /// [`FLAG_TAGGED`], [`FLAG_LAST`], and DDP's version.
+        pub ddp: u8,
+        /// RDMAP's version and [`RdmapOpcode`].
+        pub rdmap: u8,
+    }
 
-/// The header of a tagged segment (RFC 5041 §4.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Tagged {
-    /// Control fields, with [`FLAG_TAGGED`].
-    pub control: Control,
-    /// Steering tag of the receiver's memory.
-    pub stag: U32<BE>,
-    /// Tagged offset of the payload.
-    pub to: U64<BE>,
-}
-const _: () = assert!(size_of::<Tagged>() == TAGGED_LEN);
+    /// The header of a tagged segment (RFC 5041 §4.2).
+    pub struct Tagged(TAGGED_LEN) {
+        /// Control fields, with [`FLAG_TAGGED`].
+        pub control: Control,
+        /// Steering tag of the receiver's memory.
+        pub stag: U32<BE>,
+        /// Tagged offset of the payload.
+        pub to: U64<BE>,
+    }
 
-/// The header of an untagged segment (RFC 5041 §4.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Untagged {
-    /// Control fields, without [`FLAG_TAGGED`].
-    pub control: Control,
-    /// Steering tag to invalidate, for a Send with Invalidate; else reserved. A field of RDMAP.
-    pub invalidate_stag: U32<BE>,
-    /// Queue number: [`QUEUE_SEND`], [`QUEUE_READ`] or [`QUEUE_TERMINATE`].
-    pub qn: U32<BE>,
-    /// Message sequence number (MSN) in the queue, from 1.
-    pub msn: U32<BE>,
-    /// Message offset (MO) of the payload.
-    pub mo: U32<BE>,
+    /// The header of an untagged segment (RFC 5041 §4.3).
+    pub struct Untagged(UNTAGGED_LEN) {
+        /// Control fields, without [`FLAG_TAGGED`].
+        pub control: Control,
+        /// Steering tag to invalidate, for a Send with Invalidate; else reserved. A field of RDMAP.
+        pub invalidate_stag: U32<BE>,
+        /// Queue number: [`QUEUE_SEND`], [`QUEUE_READ`] or [`QUEUE_TERMINATE`].
+        pub qn: U32<BE>,
+        /// Message sequence number (MSN) in the queue, from 1.
+        pub msn: U32<BE>,
+        /// Message offset (MO) of the payload.
+        pub mo: U32<BE>,
+    }
 }
-const _: () = assert!(size_of::<Untagged>() == UNTAGGED_LEN);
 
 impl Control {
     /// Control fields of the supported protocol versions.
@@ -106,9 +100,7 @@ open_enum! {
         /// Error of the lower layer protocol, MPA.
         LLP = 0x3,
     }
-}
 
-open_enum! {
     /// Tagged buffer error codes (RFC 5041 §7.2).
     pub enum TaggedError(u8) {
         /// Invalid STag.
@@ -122,9 +114,7 @@ open_enum! {
         /// Unsupported DDP version.
         INVALID_VERSION = 0x04,
     }
-}
 
-open_enum! {
     /// Untagged buffer error codes (RFC 5041 §7.2).
     pub enum UntaggedError(u8) {
         /// Invalid queue number.
@@ -171,6 +161,7 @@ const OPCODE_MASK: u8 = 0x0f;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     /// Headers that siw of Linux 6.12 sent for NVMe.
     #[test]

@@ -4,38 +4,37 @@
 //! After that each direction is a sequence of FPDUs: a length, that many bytes, padding to a
 //! multiple of four, a CRC.
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
+use zerocopy::{BigEndian as BE, U16};
 
-/// A request or a reply (RFC 5044 §7.1.1); private data follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReqRepFrame {
-    /// [`KEY_REQUEST`] or [`KEY_REPLY`].
-    pub key: [u8; 16],
-    /// `FLAG_*`.
-    pub flags: u8,
-    /// [`REVISION_1`] or [`REVISION_2`].
-    pub rev: u8,
-    /// Length of private data in bytes, including [`Enhanced`]; at most [`MAX_PRIVATE_DATA`].
-    pub pd_length: U16<BE>,
+layout! {
+    /// A request or a reply (RFC 5044 §7.1.1); private data follows.
+    pub struct ReqRepFrame(REQ_REP_LEN) {
+        /// [`KEY_REQUEST`] or [`KEY_REPLY`].
+        pub key: [u8; 16],
+        /// `FLAG_*`.
+        pub flags: u8,
+        /// [`REVISION_1`] or [`REVISION_2`].
+        pub rev: u8,
+        /// Length of private data in bytes, including [`Enhanced`]; at most [`MAX_PRIVATE_DATA`].
+        pub pd_length: U16<BE>,
+    }
 }
-const _: () = assert!(size_of::<ReqRepFrame>() == REQ_REP_LEN);
 
-/// Enhanced set-up data, which private data begins with if [`FLAG_ENHANCED`] is set (RFC 6581 §9).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct Enhanced {
-    /// [`IRD_PEER_TO_PEER`], [`IRD_RTR_SEND`], and the sender's IRD: the RDMA Reads that it can
-    /// answer at a time.
-    pub ird: U16<BE>,
-    /// [`ORD_RTR_WRITE`], [`ORD_RTR_READ`], and the sender's ORD: the RDMA Reads that it may have
-    /// in flight.
-    pub ord: U16<BE>,
+layout! {
+    /// Enhanced set-up data, which private data begins with if [`FLAG_ENHANCED`] is set (RFC 6581
+    /// §9).
+    #[derive(Default)]
+    pub struct Enhanced(ENHANCED_LEN) {
+        /// [`IRD_PEER_TO_PEER`], [`IRD_RTR_SEND`], and the sender's IRD: the RDMA Reads that it can
+        /// answer at a time.
+        pub ird: U16<BE>,
+        /// [`ORD_RTR_WRITE`], [`ORD_RTR_READ`], and the sender's ORD: the RDMA Reads that it may
+        /// have in flight.
+        pub ord: U16<BE>,
+    }
 }
-const _: () = assert!(size_of::<Enhanced>() == ENHANCED_LEN);
 
 impl Enhanced {
     /// Whether ORD and IRD are negotiated here.
@@ -144,6 +143,7 @@ pub const MULPDU_MIN: usize = 128;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromBytes;
 
     /// Frames that siw of Linux 6.12 sent for iSER.
     #[test]

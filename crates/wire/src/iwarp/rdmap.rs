@@ -3,25 +3,25 @@
 //! RDMA Write and RDMA Read Response are tagged and have only DDP's header. The other messages are
 //! untagged: Sends use queue 0, a [`ReadRequest`] queue 1, and a [`Terminate`] queue 2.
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
 
-/// An RDMA Read Request, after DDP's header (RFC 5040 §4.4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReadRequest {
-    /// Data sink: steering tag of the requester's memory.
-    pub sink_stag: U32<BE>,
-    /// Data sink: tagged offset.
-    pub sink_to: U64<BE>,
-    /// Length of the data, in bytes.
-    pub rdma_rd_sz: U32<BE>,
-    /// Data source: steering tag of the responder's memory.
-    pub src_stag: U32<BE>,
-    /// Data source: tagged offset.
-    pub src_to: U64<BE>,
+layout! {
+    /// An RDMA Read Request, after DDP's header (RFC 5040 §4.4).
+    pub struct ReadRequest(READ_REQUEST_LEN) {
+        /// Data sink: steering tag of the requester's memory.
+        pub sink_stag: U32<BE>,
+        /// Data sink: tagged offset.
+        pub sink_to: U64<BE>,
+        /// Length of the data, in bytes.
+        pub rdma_rd_sz: U32<BE>,
+        /// Data source: steering tag of the responder's memory.
+        pub src_stag: U32<BE>,
+        /// Data source: tagged offset.
+        pub src_to: U64<BE>,
+    }
 }
-const _: () = assert!(size_of::<ReadRequest>() == READ_REQUEST_LEN);
 
 /// The beginning of a Terminate message, after DDP's header (RFC 5040 §4.8).
 ///
@@ -129,9 +129,7 @@ open_enum! {
         /// MPA: [`crate::iwarp::mpa::MpaError`] is the code, the type is 0.
         LLP = 0x2,
     }
-}
 
-open_enum! {
     /// Error types of RDMAP (RFC 5040 §4.8).
     pub enum RdmapErrorType(u8) {
         /// Local catastrophic error, on the side that sends the message.
@@ -142,9 +140,7 @@ open_enum! {
         /// Remote operation error: the other codes.
         REMOTE_OPERATION = 0x2,
     }
-}
 
-open_enum! {
     /// Error codes of RDMAP (RFC 5040 §4.8).
     pub enum RdmapError(u8) {
         /// Invalid STag.

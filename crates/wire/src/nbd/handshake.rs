@@ -1,98 +1,80 @@
 //! The handshake phase: greeting, options, option replies (proto.md, "Newstyle negotiation" and
 //! "Handshake phase").
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, U16, U32, U64};
 
-/// The first message of the server: `NBDMAGIC`, `IHAVEOPT`, handshake flags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Greeting {
-    /// [`NBD_MAGIC`].
-    pub magic: U64<BE>,
-    /// [`NBD_OPTS_MAGIC`]; an oldstyle server sends [`NBD_CLISERV_MAGIC`] here.
-    pub opts_magic: U64<BE>,
-    /// `NBD_FLAG_FIXED_NEWSTYLE`, `NBD_FLAG_NO_ZEROES`.
-    pub handshake_flags: U16<BE>,
-}
-const _: () = assert!(size_of::<Greeting>() == 18);
+layout! {
+    /// The first message of the server: `NBDMAGIC`, `IHAVEOPT`, handshake flags.
+    pub struct Greeting(18) {
+        /// [`NBD_MAGIC`].
+        pub magic: U64<BE>,
+        /// [`NBD_OPTS_MAGIC`]; an oldstyle server sends [`NBD_CLISERV_MAGIC`] here.
+        pub opts_magic: U64<BE>,
+        /// `NBD_FLAG_FIXED_NEWSTYLE`, `NBD_FLAG_NO_ZEROES`.
+        pub handshake_flags: U16<BE>,
+    }
 
-/// The client's answer to the greeting: client flags, `NBD_FLAG_C_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ClientFlags {
-    /// `NBD_FLAG_C_FIXED_NEWSTYLE`, `NBD_FLAG_C_NO_ZEROES`.
-    pub flags: U32<BE>,
-}
-const _: () = assert!(size_of::<ClientFlags>() == 4);
+    /// The client's answer to the greeting: client flags, `NBD_FLAG_C_*`.
+    pub struct ClientFlags(4) {
+        /// `NBD_FLAG_C_FIXED_NEWSTYLE`, `NBD_FLAG_C_NO_ZEROES`.
+        pub flags: U32<BE>,
+    }
 
-/// The header of an option; `length` bytes of data follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct OptionHead {
-    /// [`NBD_OPTS_MAGIC`].
-    pub magic: U64<BE>,
-    /// An [`Opt`].
-    pub option: U32<BE>,
-    /// Length of the data that follows, in bytes.
-    pub length: U32<BE>,
-}
-const _: () = assert!(size_of::<OptionHead>() == 16);
+    /// The header of an option; `length` bytes of data follow.
+    pub struct OptionHead(16) {
+        /// [`NBD_OPTS_MAGIC`].
+        pub magic: U64<BE>,
+        /// An [`Opt`].
+        pub option: U32<BE>,
+        /// Length of the data that follows, in bytes.
+        pub length: U32<BE>,
+    }
 
-/// The header of a reply to an option; `length` bytes of data follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct OptionReplyHead {
-    /// [`NBD_REP_MAGIC`].
-    pub magic: U64<BE>,
-    /// The [`Opt`] that this answers.
-    pub option: U32<BE>,
-    /// A [`Rep`].
-    pub reply_type: U32<BE>,
-    /// Length of the data that follows, in bytes.
-    pub length: U32<BE>,
-}
-const _: () = assert!(size_of::<OptionReplyHead>() == 20);
+    /// The header of a reply to an option; `length` bytes of data follow.
+    pub struct OptionReplyHead(20) {
+        /// [`NBD_REP_MAGIC`].
+        pub magic: U64<BE>,
+        /// The [`Opt`] that this answers.
+        pub option: U32<BE>,
+        /// A [`Rep`].
+        pub reply_type: U32<BE>,
+        /// Length of the data that follows, in bytes.
+        pub length: U32<BE>,
+    }
 
-/// The reply to `NBD_OPT_EXPORT_NAME`; 124 zeroes follow unless the client set
-/// `NBD_FLAG_C_NO_ZEROES`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ExportNameReply {
-    /// Size of the export in bytes.
-    pub size: U64<BE>,
-    /// `NBD_FLAG_*` of the transmission phase.
-    pub transmission_flags: U16<BE>,
-}
-const _: () = assert!(size_of::<ExportNameReply>() == 10);
+    /// The reply to `NBD_OPT_EXPORT_NAME`; 124 zeroes follow unless the client set
+    /// `NBD_FLAG_C_NO_ZEROES`.
+    pub struct ExportNameReply(10) {
+        /// Size of the export in bytes.
+        pub size: U64<BE>,
+        /// `NBD_FLAG_*` of the transmission phase.
+        pub transmission_flags: U16<BE>,
+    }
 
-/// `NBD_INFO_EXPORT`: size and transmission flags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct InfoExport {
-    /// [`Info::NBD_INFO_EXPORT`].
-    pub info_type: U16<BE>,
-    /// Size of the export in bytes.
-    pub size: U64<BE>,
-    /// `NBD_FLAG_*` of the transmission phase.
-    pub transmission_flags: U16<BE>,
-}
-const _: () = assert!(size_of::<InfoExport>() == 12);
+    /// `NBD_INFO_EXPORT`: size and transmission flags.
+    pub struct InfoExport(12) {
+        /// [`Info::NBD_INFO_EXPORT`].
+        pub info_type: U16<BE>,
+        /// Size of the export in bytes.
+        pub size: U64<BE>,
+        /// `NBD_FLAG_*` of the transmission phase.
+        pub transmission_flags: U16<BE>,
+    }
 
-/// `NBD_INFO_BLOCK_SIZE`: size constraints, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct InfoBlockSize {
-    /// [`Info::NBD_INFO_BLOCK_SIZE`].
-    pub info_type: U16<BE>,
-    /// Offsets and lengths are multiples of this size; a power of two, at most 65,536.
-    pub minimum: U32<BE>,
-    /// Requests of this size and alignment are efficient.
-    pub preferred: U32<BE>,
-    /// The most payload in one request or reply.
-    pub maximum_payload: U32<BE>,
+    /// `NBD_INFO_BLOCK_SIZE`: size constraints, in bytes.
+    pub struct InfoBlockSize(14) {
+        /// [`Info::NBD_INFO_BLOCK_SIZE`].
+        pub info_type: U16<BE>,
+        /// Offsets and lengths are multiples of this size; a power of two, at most 65,536.
+        pub minimum: U32<BE>,
+        /// Requests of this size and alignment are efficient.
+        pub preferred: U32<BE>,
+        /// The most payload in one request or reply.
+        pub maximum_payload: U32<BE>,
+    }
 }
-const _: () = assert!(size_of::<InfoBlockSize>() == 14);
 
 open_enum! {
     /// Option types, `NBD_OPT_*`.
@@ -120,9 +102,7 @@ open_enum! {
         /// Use extended headers.
         NBD_OPT_EXTENDED_HEADERS = 11,
     }
-}
 
-open_enum! {
     /// Option reply types, `NBD_REP_*`. Errors have bit 31 set.
     pub enum Rep(u32) {
         /// The option succeeded.

@@ -1,152 +1,125 @@
 //! The transmission phase: requests and replies (proto.md, "Transmission" and "Transmission
 //! phase").
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, U16, U32, U64};
 
-/// A compact request ("Request message"); the `length` bytes of a write's data follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Request {
-    /// [`NBD_REQUEST_MAGIC`].
-    pub magic: U32<BE>,
-    /// `NBD_CMD_FLAG_*`.
-    pub flags: U16<BE>,
-    /// [`Cmd`].
-    pub command: U16<BE>,
-    /// Opaque to the server; the reply returns it.
-    pub cookie: U64<BE>,
-    /// Offset in the export, in bytes.
-    pub offset: U64<BE>,
-    /// Length of the request's range, in bytes.
-    pub length: U32<BE>,
-}
-const _: () = assert!(size_of::<Request>() == 28);
+layout! {
+    /// A compact request ("Request message"); the `length` bytes of a write's data follow.
+    pub struct Request(28) {
+        /// [`NBD_REQUEST_MAGIC`].
+        pub magic: U32<BE>,
+        /// `NBD_CMD_FLAG_*`.
+        pub flags: U16<BE>,
+        /// [`Cmd`].
+        pub command: U16<BE>,
+        /// Opaque to the server; the reply returns it.
+        pub cookie: U64<BE>,
+        /// Offset in the export, in bytes.
+        pub offset: U64<BE>,
+        /// Length of the request's range, in bytes.
+        pub length: U32<BE>,
+    }
 
-/// An extended request; with `NBD_CMD_FLAG_PAYLOAD_LEN`, `length` bytes of payload follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ExtendedRequest {
-    /// [`NBD_EXTENDED_REQUEST_MAGIC`].
-    pub magic: U32<BE>,
-    /// `NBD_CMD_FLAG_*`.
-    pub flags: U16<BE>,
-    /// [`Cmd`].
-    pub command: U16<BE>,
-    /// Opaque to the server; the reply returns it.
-    pub cookie: U64<BE>,
-    /// Offset in the export, in bytes.
-    pub offset: U64<BE>,
-    /// Payload length with `NBD_CMD_FLAG_PAYLOAD_LEN`, otherwise effect length; in bytes.
-    pub length: U64<BE>,
-}
-const _: () = assert!(size_of::<ExtendedRequest>() == 32);
+    /// An extended request; with `NBD_CMD_FLAG_PAYLOAD_LEN`, `length` bytes of payload follow.
+    pub struct ExtendedRequest(32) {
+        /// [`NBD_EXTENDED_REQUEST_MAGIC`].
+        pub magic: U32<BE>,
+        /// `NBD_CMD_FLAG_*`.
+        pub flags: U16<BE>,
+        /// [`Cmd`].
+        pub command: U16<BE>,
+        /// Opaque to the server; the reply returns it.
+        pub cookie: U64<BE>,
+        /// Offset in the export, in bytes.
+        pub offset: U64<BE>,
+        /// Payload length with `NBD_CMD_FLAG_PAYLOAD_LEN`, otherwise effect length; in bytes.
+        pub length: U64<BE>,
+    }
 
-/// A simple reply ("Simple reply message"); the data of a successful read follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct SimpleReply {
-    /// [`NBD_SIMPLE_REPLY_MAGIC`].
-    pub magic: U32<BE>,
-    /// [`Errno`], 0 for success.
-    pub error: U32<BE>,
-    /// Cookie of the request.
-    pub cookie: U64<BE>,
-}
-const _: () = assert!(size_of::<SimpleReply>() == 16);
+    /// A simple reply ("Simple reply message"); the data of a successful read follows.
+    pub struct SimpleReply(16) {
+        /// [`NBD_SIMPLE_REPLY_MAGIC`].
+        pub magic: U32<BE>,
+        /// [`Errno`], 0 for success.
+        pub error: U32<BE>,
+        /// Cookie of the request.
+        pub cookie: U64<BE>,
+    }
 
-/// The header of a chunk of a structured reply ("Structured reply chunk message"); `length` bytes
-/// follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct StructuredReply {
-    /// [`NBD_STRUCTURED_REPLY_MAGIC`].
-    pub magic: U32<BE>,
-    /// [`NBD_REPLY_FLAG_DONE`].
-    pub flags: U16<BE>,
-    /// [`ReplyType`].
-    pub reply_type: U16<BE>,
-    /// Cookie of the request.
-    pub cookie: U64<BE>,
-    /// Length of the payload that follows, in bytes.
-    pub length: U32<BE>,
-}
-const _: () = assert!(size_of::<StructuredReply>() == 20);
+    /// The header of a chunk of a structured reply ("Structured reply chunk message"); `length`
+    /// bytes follow.
+    pub struct StructuredReply(20) {
+        /// [`NBD_STRUCTURED_REPLY_MAGIC`].
+        pub magic: U32<BE>,
+        /// [`NBD_REPLY_FLAG_DONE`].
+        pub flags: U16<BE>,
+        /// [`ReplyType`].
+        pub reply_type: U16<BE>,
+        /// Cookie of the request.
+        pub cookie: U64<BE>,
+        /// Length of the payload that follows, in bytes.
+        pub length: U32<BE>,
+    }
 
-/// The header of a chunk of an extended reply ("Extended reply chunk message"); `length` bytes
-/// follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ExtendedReply {
-    /// [`NBD_EXTENDED_REPLY_MAGIC`].
-    pub magic: U32<BE>,
-    /// [`NBD_REPLY_FLAG_DONE`].
-    pub flags: U16<BE>,
-    /// [`ReplyType`].
-    pub reply_type: U16<BE>,
-    /// Cookie of the request.
-    pub cookie: U64<BE>,
-    /// Offset of the request.
-    pub offset: U64<BE>,
-    /// Length of the payload that follows, in bytes.
-    pub length: U64<BE>,
-}
-const _: () = assert!(size_of::<ExtendedReply>() == 32);
+    /// The header of a chunk of an extended reply ("Extended reply chunk message"); `length` bytes
+    /// follow.
+    pub struct ExtendedReply(32) {
+        /// [`NBD_EXTENDED_REPLY_MAGIC`].
+        pub magic: U32<BE>,
+        /// [`NBD_REPLY_FLAG_DONE`].
+        pub flags: U16<BE>,
+        /// [`ReplyType`].
+        pub reply_type: U16<BE>,
+        /// Cookie of the request.
+        pub cookie: U64<BE>,
+        /// Offset of the request.
+        pub offset: U64<BE>,
+        /// Length of the payload that follows, in bytes.
+        pub length: U64<BE>,
+    }
 
-/// `NBD_REPLY_TYPE_OFFSET_HOLE`: a range that reads as zeroes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct OffsetHole {
-    /// Offset of the hole in the export, in bytes.
-    pub offset: U64<BE>,
-    /// Length of the hole in bytes, not zero.
-    pub length: U32<BE>,
-}
-const _: () = assert!(size_of::<OffsetHole>() == 12);
+    /// `NBD_REPLY_TYPE_OFFSET_HOLE`: a range that reads as zeroes.
+    pub struct OffsetHole(12) {
+        /// Offset of the hole in the export, in bytes.
+        pub offset: U64<BE>,
+        /// Length of the hole in bytes, not zero.
+        pub length: U32<BE>,
+    }
 
-/// The fixed part of an error chunk; `message_length` bytes of text follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ErrorChunk {
-    /// [`Errno`], not zero.
-    pub error: U32<BE>,
-    /// Length of the text in bytes.
-    pub message_length: U16<BE>,
-}
-const _: () = assert!(size_of::<ErrorChunk>() == 6);
+    /// The fixed part of an error chunk; `message_length` bytes of text follow.
+    pub struct ErrorChunk(6) {
+        /// [`Errno`], not zero.
+        pub error: U32<BE>,
+        /// Length of the text in bytes.
+        pub message_length: U16<BE>,
+    }
 
-/// One descriptor of `NBD_REPLY_TYPE_BLOCK_STATUS`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct BlockDescriptor {
-    /// Length of the extent in bytes, not zero.
-    pub length: U32<BE>,
-    /// Status flags that the metadata context defines: `NBD_STATE_*` for `base:allocation`.
-    pub status: U32<BE>,
-}
-const _: () = assert!(size_of::<BlockDescriptor>() == 8);
+    /// One descriptor of `NBD_REPLY_TYPE_BLOCK_STATUS`.
+    pub struct BlockDescriptor(8) {
+        /// Length of the extent in bytes, not zero.
+        pub length: U32<BE>,
+        /// Status flags that the metadata context defines: `NBD_STATE_*` for `base:allocation`.
+        pub status: U32<BE>,
+    }
 
-/// The fixed part of `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct BlockStatusExt {
-    /// Identifier of the metadata context.
-    pub context: U32<BE>,
-    /// Number of [`ExtendedBlockDescriptor`]s that follow, not zero.
-    pub count: U32<BE>,
-}
-const _: () = assert!(size_of::<BlockStatusExt>() == 8);
+    /// The fixed part of `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
+    pub struct BlockStatusExt(8) {
+        /// Identifier of the metadata context.
+        pub context: U32<BE>,
+        /// Number of [`ExtendedBlockDescriptor`]s that follow, not zero.
+        pub count: U32<BE>,
+    }
 
-/// One descriptor of `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ExtendedBlockDescriptor {
-    /// Length of the extent in bytes, not zero.
-    pub length: U64<BE>,
-    /// Status flags that the metadata context defines: `NBD_STATE_*` for `base:allocation`.
-    pub status: U64<BE>,
+    /// One descriptor of `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
+    pub struct ExtendedBlockDescriptor(16) {
+        /// Length of the extent in bytes, not zero.
+        pub length: U64<BE>,
+        /// Status flags that the metadata context defines: `NBD_STATE_*` for `base:allocation`.
+        pub status: U64<BE>,
+    }
 }
-const _: () = assert!(size_of::<ExtendedBlockDescriptor>() == 16);
 
 open_enum! {
     /// Request types, `NBD_CMD_*`.
@@ -170,9 +143,7 @@ open_enum! {
         /// Withdrawn extension.
         NBD_CMD_RESIZE = 8,
     }
-}
 
-open_enum! {
     /// Types of structured and extended reply chunks, `NBD_REPLY_TYPE_*`. Errors have bit 15 set.
     pub enum ReplyType(u16) {
         /// The chunk has no payload and is the last one.
@@ -263,6 +234,7 @@ pub const NBD_STATE_ZERO: u32 = 1 << 1;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromBytes;
 
     #[test]
     fn an_unknown_command_prints_as_a_number() {

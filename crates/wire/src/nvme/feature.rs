@@ -38,9 +38,7 @@ open_enum! {
         /// Namespace Write Protection Config.
         NAMESPACE_WRITE_PROTECTION_CONFIG = 0x84,
     }
-}
 
-open_enum! {
     /// SEL in CDW10 of Get Features.
     pub enum Select(u8) {
         /// The current value.

@@ -1,9 +1,8 @@
 //! Log pages (Base 2.0 §5.16.1).
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{
-    FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, U128, Unaligned,
-};
+use zerocopy::{LittleEndian as LE, U16, U32, U64, U128};
 
 open_enum! {
     /// LID in CDW10 of Get Log Page (Base 2.0 figure 202).
@@ -35,146 +34,121 @@ open_enum! {
 /// CRITICAL WARNING of [`SmartLog`]: a temperature threshold is exceeded.
 pub const CRITICAL_WARNING_TEMPERATURE: u8 = 1 << 1;
 
-/// One entry of the error information log (Base 2.0 figure 206).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ErrorEntry {
-    /// Error count, from 1; 0 for an unused entry.
-    pub error_count: U64<LE>,
-    /// Submission queue identifier.
-    pub sqid: U16<LE>,
-    /// Command identifier.
-    pub cid: U16<LE>,
-    /// Status field of the command.
-    pub status: U16<LE>,
-    /// Byte and bit of the erroneous parameter in the command, or FFFFh.
-    pub parameter_error_location: U16<LE>,
-    /// The first block that failed.
-    pub lba: U64<LE>,
-    /// Namespace identifier.
-    pub nsid: U32<LE>,
-    /// Vendor specific log page identifier; 0 for none.
-    pub vendor_specific: u8,
-    /// Transport type.
-    pub trtype: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// Command specific information.
-    pub command_specific: U64<LE>,
-    /// Transport specific information.
-    pub transport_specific: U16<LE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 22],
-}
-const _: () = assert!(size_of::<ErrorEntry>() == 64);
+layout! {
+    /// One entry of the error information log (Base 2.0 figure 206).
+    pub struct ErrorEntry(64) {
+        /// Error count, from 1; 0 for an unused entry.
+        pub error_count: U64<LE>,
+        /// Submission queue identifier.
+        pub sqid: U16<LE>,
+        /// Command identifier.
+        pub cid: U16<LE>,
+        /// Status field of the command.
+        pub status: U16<LE>,
+        /// Byte and bit of the erroneous parameter in the command, or FFFFh.
+        pub parameter_error_location: U16<LE>,
+        /// The first block that failed.
+        pub lba: U64<LE>,
+        /// Namespace identifier.
+        pub nsid: U32<LE>,
+        /// Vendor specific log page identifier; 0 for none.
+        pub vendor_specific: u8,
+        /// Transport type.
+        pub trtype: u8,
+        pub reserved: [u8; 2] = 0,
+        /// Command specific information.
+        pub command_specific: U64<LE>,
+        /// Transport specific information.
+        pub transport_specific: U16<LE>,
+        pub reserved_end: [u8; 22] = 0,
+    }
 
-/// SMART / Health Information (Base 2.0 figure 207).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct SmartLog {
-    /// Critical warnings, such as [`CRITICAL_WARNING_TEMPERATURE`].
-    pub critical_warning: u8,
-    /// Composite temperature, in kelvins.
-    pub composite_temperature: U16<LE>,
-    /// Available spare, in percent.
-    pub available_spare: u8,
-    /// Available spare threshold, in percent.
-    pub available_spare_threshold: u8,
-    /// Estimated endurance used, in percent.
-    pub percentage_used: u8,
-    /// Critical warnings of endurance groups.
-    pub endurance_group_critical_warning: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 25],
-    /// Data read, in units of 512,000 bytes.
-    pub data_units_read: U128<LE>,
-    /// Data written, in units of 512,000 bytes.
-    pub data_units_written: U128<LE>,
-    /// Number of read commands.
-    pub host_read_commands: U128<LE>,
-    /// Number of write commands.
-    pub host_write_commands: U128<LE>,
-    /// Controller busy time, in minutes.
-    pub controller_busy_time: U128<LE>,
-    /// Number of power cycles.
-    pub power_cycles: U128<LE>,
-    /// Power-on time, in hours.
-    pub power_on_hours: U128<LE>,
-    /// Number of unsafe shutdowns.
-    pub unsafe_shutdowns: U128<LE>,
-    /// Number of media and data integrity errors.
-    pub media_errors: U128<LE>,
-    /// Number of error log entries over the life of the controller.
-    pub error_information_log_entries: U128<LE>,
-    /// Temperatures, and reserved bytes.
-    pub rest: [u8; 320],
-}
-const _: () = assert!(size_of::<SmartLog>() == 512);
+    /// SMART / Health Information (Base 2.0 figure 207).
+    pub struct SmartLog(512) {
+        /// Critical warnings, such as [`CRITICAL_WARNING_TEMPERATURE`].
+        pub critical_warning: u8,
+        /// Composite temperature, in kelvins.
+        pub composite_temperature: U16<LE>,
+        /// Available spare, in percent.
+        pub available_spare: u8,
+        /// Available spare threshold, in percent.
+        pub available_spare_threshold: u8,
+        /// Estimated endurance used, in percent.
+        pub percentage_used: u8,
+        /// Critical warnings of endurance groups.
+        pub endurance_group_critical_warning: u8,
+        pub reserved: [u8; 25] = 0,
+        /// Data read, in units of 512,000 bytes.
+        pub data_units_read: U128<LE>,
+        /// Data written, in units of 512,000 bytes.
+        pub data_units_written: U128<LE>,
+        /// Number of read commands.
+        pub host_read_commands: U128<LE>,
+        /// Number of write commands.
+        pub host_write_commands: U128<LE>,
+        /// Controller busy time, in minutes.
+        pub controller_busy_time: U128<LE>,
+        /// Number of power cycles.
+        pub power_cycles: U128<LE>,
+        /// Power-on time, in hours.
+        pub power_on_hours: U128<LE>,
+        /// Number of unsafe shutdowns.
+        pub unsafe_shutdowns: U128<LE>,
+        /// Number of media and data integrity errors.
+        pub media_errors: U128<LE>,
+        /// Number of error log entries over the life of the controller.
+        pub error_information_log_entries: U128<LE>,
+        /// Temperatures, and reserved bytes.
+        pub rest: [u8; 320],
+    }
 
-/// Firmware Slot Information (Base 2.0 figure 208).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct FirmwareSlotLog {
-    /// The active slot in bits 2 to 0.
-    pub afi: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 7],
-    /// The revision in each slot, ASCII.
-    pub frs: [[u8; 8]; 7],
-    #[doc(hidden)]
-    pub reserved_end: [u8; 448],
-}
-const _: () = assert!(size_of::<FirmwareSlotLog>() == 512);
+    /// Firmware Slot Information (Base 2.0 figure 208).
+    pub struct FirmwareSlotLog(512) {
+        /// The active slot in bits 2 to 0.
+        pub afi: u8,
+        pub reserved: [u8; 7] = 0,
+        /// The revision in each slot, ASCII.
+        pub frs: [[u8; 8]; 7],
+        pub reserved_end: [u8; 448] = 0,
+    }
 
-/// The header of the Asymmetric Namespace Access log (Base 2.0 figure 220).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct AnaHeader {
-    /// Change count of the log.
-    pub chgcnt: U64<LE>,
-    /// Number of group descriptors that follow.
-    pub nagd: U16<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 6],
-}
-const _: () = assert!(size_of::<AnaHeader>() == 16);
+    /// The header of the Asymmetric Namespace Access log (Base 2.0 figure 220).
+    pub struct AnaHeader(16) {
+        /// Change count of the log.
+        pub chgcnt: U64<LE>,
+        /// Number of group descriptors that follow.
+        pub nagd: U16<LE>,
+        pub reserved: [u8; 6] = 0,
+    }
 
-/// One group of the Asymmetric Namespace Access log; its namespace identifiers follow (Base 2.0
-/// figure 221).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct AnaGroupDescriptor {
-    /// ANA group identifier, from 1.
-    pub agid: U32<LE>,
-    /// Number of namespace identifiers that follow.
-    pub nnsid: U32<LE>,
-    /// Change count of the group.
-    pub chgcnt: U64<LE>,
-    /// [`AnaState`] in the low four bits.
-    pub state: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 15],
-}
-const _: () = assert!(size_of::<AnaGroupDescriptor>() == 32);
+    /// One group of the Asymmetric Namespace Access log; its namespace identifiers follow (Base 2.0
+    /// figure 221).
+    pub struct AnaGroupDescriptor(32) {
+        /// ANA group identifier, from 1.
+        pub agid: U32<LE>,
+        /// Number of namespace identifiers that follow.
+        pub nnsid: U32<LE>,
+        /// Change count of the group.
+        pub chgcnt: U64<LE>,
+        /// [`AnaState`] in the low four bits.
+        pub state: u8,
+        pub reserved: [u8; 15] = 0,
+    }
 
-/// The reservation notification log (Base 2.0 figure 273).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReservationNotification {
-    /// Log page count, from 1; 0 if there is no notification.
-    pub log_page_count: U64<LE>,
-    /// 0 none, 1 registration preempted, 2 reservation released, 3 reservation preempted.
-    pub kind: u8,
-    /// Number of further notifications.
-    pub available: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// Namespace identifier.
-    pub nsid: U32<LE>,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 48],
+    /// The reservation notification log (Base 2.0 figure 273).
+    pub struct ReservationNotification(64) {
+        /// Log page count, from 1; 0 if there is no notification.
+        pub log_page_count: U64<LE>,
+        /// 0 none, 1 registration preempted, 2 reservation released, 3 reservation preempted.
+        pub kind: u8,
+        /// Number of further notifications.
+        pub available: u8,
+        pub reserved: [u8; 2] = 0,
+        /// Namespace identifier.
+        pub nsid: U32<LE>,
+        pub reserved_end: [u8; 48] = 0,
+    }
 }
-const _: () = assert!(size_of::<ReservationNotification>() == 64);
 
 open_enum! {
     /// Asymmetric namespace access states (Base 2.0 §8.1.3).

@@ -18,44 +18,44 @@ pub mod property;
 pub mod reservation;
 pub mod status;
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
 use status::StatusField;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
+use zerocopy::{LittleEndian as LE, U16, U32, U64};
 
-/// A submission queue entry: a command (Base 2.0 §3.3.3.1, figure 87).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Sqe {
-    /// [`opcode::AdminOpcode`] or [`opcode::NvmOpcode`].
-    pub opcode: u8,
-    /// FUSE in [`FUSE_MASK`], PSDT in [`PSDT_MASK`].
-    pub flags: u8,
-    /// Command identifier, unique among the queue's outstanding commands.
-    pub cid: U16<LE>,
-    /// Namespace identifier, from 1, or [`NSID_ALL`].
-    pub nsid: U32<LE>,
-    /// Command specific.
-    pub cdw2: U32<LE>,
-    /// Command specific.
-    pub cdw3: U32<LE>,
-    /// Metadata pointer.
-    pub mptr: U64<LE>,
-    /// Data pointer: over fabrics one SGL descriptor.
-    pub dptr: SglDescriptor,
-    /// Command specific.
-    pub cdw10: U32<LE>,
-    /// Command specific.
-    pub cdw11: U32<LE>,
-    /// Command specific.
-    pub cdw12: U32<LE>,
-    /// Command specific.
-    pub cdw13: U32<LE>,
-    /// Command specific.
-    pub cdw14: U32<LE>,
-    /// Command specific.
-    pub cdw15: U32<LE>,
+layout! {
+    /// A submission queue entry: a command (Base 2.0 §3.3.3.1, figure 87).
+    pub struct Sqe(SQE_LEN) {
+        /// [`opcode::AdminOpcode`] or [`opcode::NvmOpcode`].
+        pub opcode: u8,
+        /// FUSE in [`FUSE_MASK`], PSDT in [`PSDT_MASK`].
+        pub flags: u8,
+        /// Command identifier, unique among the queue's outstanding commands.
+        pub cid: U16<LE>,
+        /// Namespace identifier, from 1, or [`NSID_ALL`].
+        pub nsid: U32<LE>,
+        /// Command specific.
+        pub cdw2: U32<LE>,
+        /// Command specific.
+        pub cdw3: U32<LE>,
+        /// Metadata pointer.
+        pub mptr: U64<LE>,
+        /// Data pointer: over fabrics one SGL descriptor.
+        pub dptr: SglDescriptor,
+        /// Command specific.
+        pub cdw10: U32<LE>,
+        /// Command specific.
+        pub cdw11: U32<LE>,
+        /// Command specific.
+        pub cdw12: U32<LE>,
+        /// Command specific.
+        pub cdw13: U32<LE>,
+        /// Command specific.
+        pub cdw14: U32<LE>,
+        /// Command specific.
+        pub cdw15: U32<LE>,
+    }
 }
-const _: () = assert!(size_of::<Sqe>() == SQE_LEN);
 
 impl Sqe {
     /// CDW10 and CDW11 as one number: the starting LBA of most NVM commands.
@@ -73,39 +73,37 @@ impl Sqe {
     }
 }
 
-/// A completion queue entry (Base 2.0 §3.3.3.2, figure 89).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Cqe {
-    /// Dwords 0 and 1: command specific.
-    pub result: U64<LE>,
-    /// Submission queue head pointer.
-    pub sqhd: U16<LE>,
-    /// Submission queue identifier; reserved over fabrics.
-    pub sqid: U16<LE>,
-    /// Command identifier.
-    pub cid: U16<LE>,
-    /// Status with its phase bit; over fabrics that bit is 0.
-    pub status: StatusField,
+layout! {
+    /// A completion queue entry (Base 2.0 §3.3.3.2, figure 89).
+    pub struct Cqe(CQE_LEN) {
+        /// Dwords 0 and 1: command specific.
+        pub result: U64<LE>,
+        /// Submission queue head pointer.
+        pub sqhd: U16<LE>,
+        /// Submission queue identifier; reserved over fabrics.
+        pub sqid: U16<LE>,
+        /// Command identifier.
+        pub cid: U16<LE>,
+        /// Status with its phase bit; over fabrics that bit is 0.
+        pub status: StatusField,
+    }
 }
-const _: () = assert!(size_of::<Cqe>() == CQE_LEN);
 
-/// A Scatter Gather List descriptor (Base 2.0 §4.1.2).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct SglDescriptor {
-    /// An address, or with [`SglSubtype::OFFSET`] an offset into the capsule's data.
-    pub address: U64<LE>,
-    /// Length in bytes. In a keyed descriptor: 24 bits of length, then the first byte of the key.
-    pub length: U32<LE>,
-    /// The remaining three bytes of a keyed descriptor's key; else reserved.
-    pub reserved: [u8; 3],
-    /// [`SglType`] in the high four bits, [`SglSubtype`] in the low.
-    pub identifier: u8,
+layout! {
+    /// A Scatter Gather List descriptor (Base 2.0 §4.1.2).
+    #[derive(Default)]
+    pub struct SglDescriptor(16) {
+        /// An address, or with [`SglSubtype::OFFSET`] an offset into the capsule's data.
+        pub address: U64<LE>,
+        /// Length in bytes. In a keyed descriptor: 24 bits of length, then the first byte of the
+        /// key.
+        pub length: U32<LE>,
+        /// The remaining three bytes of a keyed descriptor's key; else reserved.
+        pub reserved: [u8; 3],
+        /// [`SglType`] in the high four bits, [`SglSubtype`] in the low.
+        pub identifier: u8,
+    }
 }
-const _: () = assert!(size_of::<SglDescriptor>() == 16);
 
 impl SglDescriptor {
     /// A descriptor of this type.
@@ -206,9 +204,7 @@ open_enum! {
         /// Vendor specific.
         VENDOR_SPECIFIC = 0xf,
     }
-}
 
-open_enum! {
     /// SGL descriptor subtypes (Base 2.0 figure 116, and the transports').
     pub enum SglSubtype(u8) {
         /// The address is a memory address.
@@ -221,9 +217,7 @@ open_enum! {
         /// In a keyed descriptor: invalidate the key (RDMA Transport 1.0).
         INVALIDATE_KEY = 0xf,
     }
-}
 
-open_enum! {
     /// FUSE (Base 2.0 figure 86).
     pub enum Fuse(u8) {
         /// Not fused.
@@ -262,6 +256,7 @@ pub const CSI_NVM: u8 = 0;
 mod tests {
     use super::*;
     use opcode::NvmOpcode;
+    use zerocopy::{FromBytes, IntoBytes};
 
     /// A flush and a write of 4 KiB with its data in the capsule, as the Linux host 6.12 sent them.
     #[test]

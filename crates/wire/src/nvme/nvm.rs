@@ -1,41 +1,36 @@
 //! Fields and data structures of the NVM Command Set's commands (NVM Command Set 1.0 §3.2).
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
+use zerocopy::{LittleEndian as LE, U16, U32, U64};
 
-/// One range of Dataset Management (NVM Command Set 1.0 figure 37).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct DsmRange {
-    /// Context attributes, hints.
-    pub cattr: U32<LE>,
-    /// Number of logical blocks, not 0's based.
-    pub nlb: U32<LE>,
-    /// The first logical block.
-    pub slba: U64<LE>,
-}
-const _: () = assert!(size_of::<DsmRange>() == 16);
+layout! {
+    /// One range of Dataset Management (NVM Command Set 1.0 figure 37).
+    pub struct DsmRange(16) {
+        /// Context attributes, hints.
+        pub cattr: U32<LE>,
+        /// Number of logical blocks, not 0's based.
+        pub nlb: U32<LE>,
+        /// The first logical block.
+        pub slba: U64<LE>,
+    }
 
-/// One source range of Copy in descriptor format 0h (NVM Command Set 1.0 figure 32).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CopySource {
-    #[doc(hidden)]
-    pub reserved: [u8; 8],
-    /// The first logical block.
-    pub slba: U64<LE>,
-    /// Number of logical blocks, less one.
-    pub nlb: U16<LE>,
-    #[doc(hidden)]
-    pub reserved_middle: [u8; 6],
-    /// Expected initial logical block reference tag.
-    pub eilbrt: U32<LE>,
-    /// Expected logical block application tag.
-    pub elbat: U16<LE>,
-    /// Expected logical block application tag mask.
-    pub elbatm: U16<LE>,
+    /// One source range of Copy in descriptor format 0h (NVM Command Set 1.0 figure 32).
+    pub struct CopySource(32) {
+        pub reserved: [u8; 8] = 0,
+        /// The first logical block.
+        pub slba: U64<LE>,
+        /// Number of logical blocks, less one.
+        pub nlb: U16<LE>,
+        pub reserved_middle: [u8; 6] = 0,
+        /// Expected initial logical block reference tag.
+        pub eilbrt: U32<LE>,
+        /// Expected logical block application tag.
+        pub elbat: U16<LE>,
+        /// Expected logical block application tag mask.
+        pub elbatm: U16<LE>,
+    }
 }
-const _: () = assert!(size_of::<CopySource>() == 32);
 
 open_enum! {
     /// Source range descriptor formats of Copy.

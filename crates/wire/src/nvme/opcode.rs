@@ -46,9 +46,7 @@ open_enum! {
         /// Get LBA Status.
         GET_LBA_STATUS = 0x86,
     }
-}
 
-open_enum! {
     /// Commands of I/O queues with the NVM Command Set.
     pub enum NvmOpcode(u8) {
         /// Flush.

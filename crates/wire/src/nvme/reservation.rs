@@ -1,74 +1,60 @@
 //! Data of the reservation commands (Base 2.0 §7).
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
+use zerocopy::{LittleEndian as LE, U16, U32, U64};
 
-/// Data of Reservation Register and Reservation Acquire: two keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReservationKeys {
-    /// CRKEY: the host's current key.
-    pub crkey: U64<LE>,
-    /// NRKEY, the new key, in Register; PRKEY, the key to preempt, in Acquire.
-    pub second: U64<LE>,
-}
-const _: () = assert!(size_of::<ReservationKeys>() == 16);
+layout! {
+    /// Data of Reservation Register and Reservation Acquire: two keys.
+    pub struct ReservationKeys(16) {
+        /// CRKEY: the host's current key.
+        pub crkey: U64<LE>,
+        /// NRKEY, the new key, in Register; PRKEY, the key to preempt, in Acquire.
+        pub second: U64<LE>,
+    }
 
-/// The header of Reservation Report's data, extended or not (Base 2.0 figures 403 and 405).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReservationStatus {
-    /// GEN: counts registrations, preemptions and clears.
-    pub generation: U32<LE>,
-    /// RTYPE: [`NvmeReservationType`], or 0 for no reservation.
-    pub rtype: u8,
-    /// REGSTRNT: number of registrants that follow.
-    pub regstrnt: U16<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// PTPLS: 1 if registrations persist through power loss.
-    pub ptpls: u8,
-    #[doc(hidden)]
-    pub reserved_end: [u8; 14],
-}
-const _: () = assert!(size_of::<ReservationStatus>() == 24);
+    /// The header of Reservation Report's data, extended or not (Base 2.0 figures 403 and 405).
+    pub struct ReservationStatus(24) {
+        /// GEN: counts registrations, preemptions and clears.
+        pub generation: U32<LE>,
+        /// RTYPE: [`NvmeReservationType`], or 0 for no reservation.
+        pub rtype: u8,
+        /// REGSTRNT: number of registrants that follow.
+        pub regstrnt: U16<LE>,
+        pub reserved: [u8; 2] = 0,
+        /// PTPLS: 1 if registrations persist through power loss.
+        pub ptpls: u8,
+        pub reserved_end: [u8; 14] = 0,
+    }
 
-/// A registrant with a 64-bit host identifier (Base 2.0 figure 404).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Registrant {
-    /// Controller identifier, or FFFFh in the dynamic controller model.
-    pub cntlid: U16<LE>,
-    /// Bit 0: holds the reservation.
-    pub rcsts: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 5],
-    /// Host identifier.
-    pub hostid: U64<LE>,
-    /// Reservation key.
-    pub rkey: U64<LE>,
-}
-const _: () = assert!(size_of::<Registrant>() == 24);
+    /// A registrant with a 64-bit host identifier (Base 2.0 figure 404).
+    pub struct Registrant(24) {
+        /// Controller identifier, or FFFFh in the dynamic controller model.
+        pub cntlid: U16<LE>,
+        /// Bit 0: holds the reservation.
+        pub rcsts: u8,
+        pub reserved: [u8; 5] = 0,
+        /// Host identifier.
+        pub hostid: U64<LE>,
+        /// Reservation key.
+        pub rkey: U64<LE>,
+    }
 
-/// A registrant with a 128-bit host identifier, as over fabrics (Base 2.0 figure 406). The header
-/// before the registrants has [`EXTENDED_STATUS_LEN`] bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct RegistrantExtended {
-    /// Controller identifier, or FFFFh in the dynamic controller model.
-    pub cntlid: U16<LE>,
-    /// Bit 0: holds the reservation.
-    pub rcsts: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 5],
-    /// Reservation key.
-    pub rkey: U64<LE>,
-    /// Host identifier.
-    pub hostid: [u8; 16],
-    #[doc(hidden)]
-    pub reserved_end: [u8; 32],
+    /// A registrant with a 128-bit host identifier, as over fabrics (Base 2.0 figure 406). The
+    /// header before the registrants has [`EXTENDED_STATUS_LEN`] bytes.
+    pub struct RegistrantExtended(64) {
+        /// Controller identifier, or FFFFh in the dynamic controller model.
+        pub cntlid: U16<LE>,
+        /// Bit 0: holds the reservation.
+        pub rcsts: u8,
+        pub reserved: [u8; 5] = 0,
+        /// Reservation key.
+        pub rkey: U64<LE>,
+        /// Host identifier.
+        pub hostid: [u8; 16],
+        pub reserved_end: [u8; 32] = 0,
+    }
 }
-const _: () = assert!(size_of::<RegistrantExtended>() == 64);
 
 open_enum! {
     /// RREGA in CDW10 of Reservation Register.
@@ -80,9 +66,7 @@ open_enum! {
         /// Replace the key.
         REPLACE = 2,
     }
-}
 
-open_enum! {
     /// RACQA in CDW10 of Reservation Acquire.
     pub enum AcquireAction(u8) {
         /// Acquire.
@@ -92,9 +76,7 @@ open_enum! {
         /// Preempt, and abort commands.
         PREEMPT_AND_ABORT = 2,
     }
-}
 
-open_enum! {
     /// RRELA in CDW10 of Reservation Release.
     pub enum ReleaseAction(u8) {
         /// Release.
@@ -102,9 +84,7 @@ open_enum! {
         /// Clear reservation and registrations.
         CLEAR = 1,
     }
-}
 
-open_enum! {
     /// RTYPE (Base 2.0 figure 394).
     pub enum NvmeReservationType(u8) {
         /// Only the holder writes.

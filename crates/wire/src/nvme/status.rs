@@ -258,9 +258,7 @@ open_enum! {
         /// The host aborted the command.
         COMMAND_ABORTED_BY_HOST = 0x371,
     }
-}
 
-open_enum! {
     /// Status codes of Connect, as a [`NvmeStatus`]: they overlap those of I/O commands (Base 2.0
     /// figure 96).
     pub enum ConnectStatus(u16) {

@@ -1,22 +1,22 @@
 //! Messages of in-band authentication (DH-HMAC-CHAP), which Authentication Send and Receive carry
 //! (Base 2.0 §8.13).
 
+use crate::layout::layout;
 use crate::nvme::Sqe;
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, Unaligned};
+use zerocopy::{LittleEndian as LE, U16, U32};
 
-/// AUTH_Negotiate; [`Protocol`]s follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Negotiate {
-    /// [`MessageType::COMMON`] and [`MessageId::NEGOTIATE`].
-    pub head: Head,
-    /// SC_C: secure channel concatenation; 0 for none.
-    pub sc_c: u8,
-    /// NAPD: number of protocol descriptors that follow.
-    pub napd: u8,
+layout! {
+    /// AUTH_Negotiate; [`Protocol`]s follow.
+    pub struct Negotiate(8) {
+        /// [`MessageType::COMMON`] and [`MessageId::NEGOTIATE`].
+        pub head: Head,
+        /// SC_C: secure channel concatenation; 0 for none.
+        pub sc_c: u8,
+        /// NAPD: number of protocol descriptors that follow.
+        pub napd: u8,
+    }
 }
-const _: () = assert!(size_of::<Negotiate>() == 8);
 
 /// SC_C: no secure channel concatenation.
 pub const SC_C_NONE: u8 = 0;
@@ -25,111 +25,88 @@ pub const SC_C_NEW_TLS_PSK: u8 = 2;
 /// SC_C: generate a TLS PSK that replaces the one of this connection.
 pub const SC_C_REPLACE_TLS_PSK: u8 = 3;
 
-/// The header of every message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Head {
-    /// AUTH_TYPE: [`MessageType`].
-    pub auth_type: u8,
-    /// AUTH_ID: [`MessageId`].
-    pub auth_id: u8,
-    #[doc(hidden)]
-    pub reserved: [u8; 2],
-    /// T_ID: transaction identifier, chosen by the host.
-    pub t_id: U16<LE>,
-}
-const _: () = assert!(size_of::<Head>() == 6);
+layout! {
+    /// The header of every message.
+    pub struct Head(6) {
+        /// AUTH_TYPE: [`MessageType`].
+        pub auth_type: u8,
+        /// AUTH_ID: [`MessageId`].
+        pub auth_id: u8,
+        pub reserved: [u8; 2] = 0,
+        /// T_ID: transaction identifier, chosen by the host.
+        pub t_id: U16<LE>,
+    }
 
-/// The protocol descriptor of DH-HMAC-CHAP in [`Negotiate`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Protocol {
-    /// AuthID: [`AUTH_ID_DH_HMAC_CHAP`].
-    pub auth_id: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// HALEN: number of hash functions.
-    pub halen: u8,
-    /// DHLEN: number of groups.
-    pub dhlen: u8,
-    /// [`HashId`]s.
-    pub hash_ids: [u8; 30],
-    /// [`DhGroupId`]s.
-    pub dh_group_ids: [u8; 30],
-}
-const _: () = assert!(size_of::<Protocol>() == 64);
+    /// The protocol descriptor of DH-HMAC-CHAP in [`Negotiate`].
+    pub struct Protocol(64) {
+        /// AuthID: [`AUTH_ID_DH_HMAC_CHAP`].
+        pub auth_id: u8,
+        pub reserved: u8 = 0,
+        /// HALEN: number of hash functions.
+        pub halen: u8,
+        /// DHLEN: number of groups.
+        pub dhlen: u8,
+        /// [`HashId`]s.
+        pub hash_ids: [u8; 30],
+        /// [`DhGroupId`]s.
+        pub dh_group_ids: [u8; 30],
+    }
 
-/// DH-HMAC-CHAP_Challenge; the challenge and the controller's exponential follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Challenge {
-    /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::CHALLENGE`].
-    pub head: Head,
-    /// HL: length of a hash, in bytes.
-    pub hl: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// [`HashId`].
-    pub hash_id: u8,
-    /// [`DhGroupId`].
-    pub dh_group_id: u8,
-    /// DHVLEN: length of the exponential, in bytes.
-    pub dhvlen: U16<LE>,
-    /// SEQNUM: S1.
-    pub seqnum: U32<LE>,
-}
-const _: () = assert!(size_of::<Challenge>() == 16);
+    /// DH-HMAC-CHAP_Challenge; the challenge and the controller's exponential follow.
+    pub struct Challenge(16) {
+        /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::CHALLENGE`].
+        pub head: Head,
+        /// HL: length of a hash, in bytes.
+        pub hl: u8,
+        pub reserved: u8 = 0,
+        /// [`HashId`].
+        pub hash_id: u8,
+        /// [`DhGroupId`].
+        pub dh_group_id: u8,
+        /// DHVLEN: length of the exponential, in bytes.
+        pub dhvlen: U16<LE>,
+        /// SEQNUM: S1.
+        pub seqnum: U32<LE>,
+    }
 
-/// DH-HMAC-CHAP_Reply; the response, the host's challenge and its exponential follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Reply {
-    /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::REPLY`].
-    pub head: Head,
-    /// HL: length of a hash, in bytes.
-    pub hl: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// CVALID: 1 if the controller has to authenticate.
-    pub cvalid: u8,
-    #[doc(hidden)]
-    pub reserved_9: u8,
-    /// DHVLEN: length of the exponential, in bytes.
-    pub dhvlen: U16<LE>,
-    /// SEQNUM: S2.
-    pub seqnum: U32<LE>,
-}
-const _: () = assert!(size_of::<Reply>() == 16);
+    /// DH-HMAC-CHAP_Reply; the response, the host's challenge and its exponential follow.
+    pub struct Reply(16) {
+        /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::REPLY`].
+        pub head: Head,
+        /// HL: length of a hash, in bytes.
+        pub hl: u8,
+        pub reserved: u8 = 0,
+        /// CVALID: 1 if the controller has to authenticate.
+        pub cvalid: u8,
+        pub reserved_9: u8 = 0,
+        /// DHVLEN: length of the exponential, in bytes.
+        pub dhvlen: U16<LE>,
+        /// SEQNUM: S2.
+        pub seqnum: U32<LE>,
+    }
 
-/// DH-HMAC-CHAP_Success1; the controller's response follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Success1 {
-    /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::SUCCESS1`].
-    pub head: Head,
-    /// HL: length of a hash, in bytes.
-    pub hl: u8,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// RVALID: 1 if there is a response.
-    pub rvalid: u8,
-    #[doc(hidden)]
-    pub reserved_9: [u8; 7],
-}
-const _: () = assert!(size_of::<Success1>() == 16);
+    /// DH-HMAC-CHAP_Success1; the controller's response follows.
+    pub struct Success1(16) {
+        /// [`MessageType::DH_HMAC_CHAP`] and [`MessageId::SUCCESS1`].
+        pub head: Head,
+        /// HL: length of a hash, in bytes.
+        pub hl: u8,
+        pub reserved: u8 = 0,
+        /// RVALID: 1 if there is a response.
+        pub rvalid: u8,
+        pub reserved_9: [u8; 7] = 0,
+    }
 
-/// AUTH_Failure1 of the controller and AUTH_Failure2 of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Failure {
-    /// [`MessageType::COMMON`] and [`MessageId::FAILURE1`] or [`MessageId::FAILURE2`].
-    pub head: Head,
-    /// [`REASON_AUTHENTICATION_FAILURE`].
-    pub reason: u8,
-    /// [`Explanation`].
-    pub explanation: u8,
+    /// AUTH_Failure1 of the controller and AUTH_Failure2 of the host.
+    pub struct Failure(8) {
+        /// [`MessageType::COMMON`] and [`MessageId::FAILURE1`] or [`MessageId::FAILURE2`].
+        pub head: Head,
+        /// [`REASON_AUTHENTICATION_FAILURE`].
+        pub reason: u8,
+        /// [`Explanation`].
+        pub explanation: u8,
+    }
 }
-const _: () = assert!(size_of::<Failure>() == 8);
 
 open_enum! {
     /// AUTH_TYPE.
@@ -139,9 +116,7 @@ open_enum! {
         /// Messages of DH-HMAC-CHAP.
         DH_HMAC_CHAP = 0x01,
     }
-}
 
-open_enum! {
     /// AUTH_ID.
     pub enum MessageId(u8) {
         /// [`Negotiate`].
@@ -159,9 +134,7 @@ open_enum! {
         /// [`Failure`] of the controller.
         FAILURE1 = 0xf1,
     }
-}
 
-open_enum! {
     /// Hash functions.
     pub enum HashId(u8) {
         /// SHA-256.
@@ -171,9 +144,7 @@ open_enum! {
         /// SHA-512.
         SHA_512 = 3,
     }
-}
 
-open_enum! {
     /// Groups of the Diffie-Hellman exchange (RFC 7919).
     pub enum DhGroupId(u8) {
         /// The null group: no exchange.
@@ -189,9 +160,7 @@ open_enum! {
         /// 8,192 bits.
         FFDHE8192 = 5,
     }
-}
 
-open_enum! {
     /// Explanation of an authentication failure.
     pub enum Explanation(u8) {
         /// The response is wrong.

@@ -1,8 +1,9 @@
 //! Fabrics commands and the discovery log (Base 2.0 §6 and §5.16.1.23).
 
+use crate::layout::layout;
 use crate::nvme::{NQN_FIELD_LEN, SQE_LEN, SglDescriptor, Sqe};
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, U64, Unaligned};
+use zerocopy::{LittleEndian as LE, U16, U32, U64};
 
 open_enum! {
     /// FCTYPE: the type of a Fabrics command (Base 2.0 figure 375).
@@ -29,161 +30,131 @@ pub const fn fabrics_type(sqe: &Sqe) -> FabricsType {
     FabricsType(sqe.nsid.get().to_le_bytes()[0])
 }
 
-/// Connect (Base 2.0 figure 378); [`ConnectData`] is its data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Connect {
-    /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
-    pub opcode: u8,
-    /// PSDT.
-    pub flags: u8,
-    /// Command identifier.
-    pub cid: U16<LE>,
-    /// [`FabricsType::CONNECT`].
-    pub fctype: u8,
-    #[doc(hidden)]
-    pub reserved_5: [u8; 19],
-    /// SGL descriptor of the data.
-    pub sgl1: SglDescriptor,
-    /// Record format: 0.
-    pub recfmt: U16<LE>,
-    /// Queue identifier; 0 for the admin queue.
-    pub qid: U16<LE>,
-    /// Number of entries of the queue, less one.
-    pub sqsize: U16<LE>,
-    /// [`CATTR_DISABLE_SQ_FLOW_CONTROL`].
-    pub cattr: u8,
-    #[doc(hidden)]
-    pub reserved_47: u8,
-    /// Keep Alive Timeout in milliseconds; 0 for none.
-    pub kato: U32<LE>,
-    #[doc(hidden)]
-    pub reserved_52: [u8; 12],
-}
-const _: () = assert!(size_of::<Connect>() == SQE_LEN);
+layout! {
+    /// Connect (Base 2.0 figure 378); [`ConnectData`] is its data.
+    pub struct Connect(SQE_LEN) {
+        /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
+        pub opcode: u8,
+        /// PSDT.
+        pub flags: u8,
+        /// Command identifier.
+        pub cid: U16<LE>,
+        /// [`FabricsType::CONNECT`].
+        pub fctype: u8,
+        pub reserved_5: [u8; 19] = 0,
+        /// SGL descriptor of the data.
+        pub sgl1: SglDescriptor,
+        /// Record format: 0.
+        pub recfmt: U16<LE>,
+        /// Queue identifier; 0 for the admin queue.
+        pub qid: U16<LE>,
+        /// Number of entries of the queue, less one.
+        pub sqsize: U16<LE>,
+        /// [`CATTR_DISABLE_SQ_FLOW_CONTROL`].
+        pub cattr: u8,
+        pub reserved_47: u8 = 0,
+        /// Keep Alive Timeout in milliseconds; 0 for none.
+        pub kato: U32<LE>,
+        pub reserved_52: [u8; 12] = 0,
+    }
 
-/// The data of Connect (Base 2.0 figure 379).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ConnectData {
-    /// Host identifier.
-    pub hostid: [u8; 16],
-    /// [`CNTLID_DYNAMIC`], [`CNTLID_STATIC`], or the controller identifier for an I/O queue.
-    pub cntlid: U16<LE>,
-    #[doc(hidden)]
-    pub reserved_18: [u8; 238],
-    /// NQN of the subsystem, NUL-terminated.
-    pub subnqn: [u8; NQN_FIELD_LEN],
-    /// NQN of the host, NUL-terminated.
-    pub hostnqn: [u8; NQN_FIELD_LEN],
-    #[doc(hidden)]
-    pub reserved_768: [u8; 256],
-}
-const _: () = assert!(size_of::<ConnectData>() == CONNECT_DATA_LEN);
+    /// The data of Connect (Base 2.0 figure 379).
+    pub struct ConnectData(CONNECT_DATA_LEN) {
+        /// Host identifier.
+        pub hostid: [u8; 16],
+        /// [`CNTLID_DYNAMIC`], [`CNTLID_STATIC`], or the controller identifier for an I/O queue.
+        pub cntlid: U16<LE>,
+        pub reserved_18: [u8; 238] = 0,
+        /// NQN of the subsystem, NUL-terminated.
+        pub subnqn: [u8; NQN_FIELD_LEN],
+        /// NQN of the host, NUL-terminated.
+        pub hostnqn: [u8; NQN_FIELD_LEN],
+        pub reserved_768: [u8; 256] = 0,
+    }
 
-/// Property Get (Base 2.0 figure 384).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct PropertyGet {
-    /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
-    pub opcode: u8,
-    /// PSDT.
-    pub flags: u8,
-    /// Command identifier.
-    pub cid: U16<LE>,
-    /// [`FabricsType::PROPERTY_GET`].
-    pub fctype: u8,
-    #[doc(hidden)]
-    pub reserved_5: [u8; 35],
-    /// Size of the property in the low three bits: 0 for four bytes, 1 for eight.
-    pub attrib: u8,
-    #[doc(hidden)]
-    pub reserved_41: [u8; 3],
-    /// Offset of the property: [`crate::nvme::property`].
-    pub ofst: U32<LE>,
-    #[doc(hidden)]
-    pub reserved_48: [u8; 16],
-}
-const _: () = assert!(size_of::<PropertyGet>() == SQE_LEN);
+    /// Property Get (Base 2.0 figure 384).
+    pub struct PropertyGet(SQE_LEN) {
+        /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
+        pub opcode: u8,
+        /// PSDT.
+        pub flags: u8,
+        /// Command identifier.
+        pub cid: U16<LE>,
+        /// [`FabricsType::PROPERTY_GET`].
+        pub fctype: u8,
+        pub reserved_5: [u8; 35] = 0,
+        /// Size of the property in the low three bits: 0 for four bytes, 1 for eight.
+        pub attrib: u8,
+        pub reserved_41: [u8; 3] = 0,
+        /// Offset of the property: [`crate::nvme::property`].
+        pub ofst: U32<LE>,
+        pub reserved_48: [u8; 16] = 0,
+    }
 
-/// Property Set (Base 2.0 figure 387).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct PropertySet {
-    /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
-    pub opcode: u8,
-    /// PSDT.
-    pub flags: u8,
-    /// Command identifier.
-    pub cid: U16<LE>,
-    /// [`FabricsType::PROPERTY_SET`].
-    pub fctype: u8,
-    #[doc(hidden)]
-    pub reserved_5: [u8; 35],
-    /// Size of the property in the low three bits: 0 for four bytes, 1 for eight.
-    pub attrib: u8,
-    #[doc(hidden)]
-    pub reserved_41: [u8; 3],
-    /// Offset of the property: [`crate::nvme::property`].
-    pub ofst: U32<LE>,
-    /// Value; a four-byte property uses the low four bytes.
-    pub value: U64<LE>,
-    #[doc(hidden)]
-    pub reserved_56: [u8; 8],
-}
-const _: () = assert!(size_of::<PropertySet>() == SQE_LEN);
+    /// Property Set (Base 2.0 figure 387).
+    pub struct PropertySet(SQE_LEN) {
+        /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
+        pub opcode: u8,
+        /// PSDT.
+        pub flags: u8,
+        /// Command identifier.
+        pub cid: U16<LE>,
+        /// [`FabricsType::PROPERTY_SET`].
+        pub fctype: u8,
+        pub reserved_5: [u8; 35] = 0,
+        /// Size of the property in the low three bits: 0 for four bytes, 1 for eight.
+        pub attrib: u8,
+        pub reserved_41: [u8; 3] = 0,
+        /// Offset of the property: [`crate::nvme::property`].
+        pub ofst: U32<LE>,
+        /// Value; a four-byte property uses the low four bytes.
+        pub value: U64<LE>,
+        pub reserved_56: [u8; 8] = 0,
+    }
 
-/// The header of the discovery log page (Base 2.0 figure 263).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct DiscoveryHeader {
-    /// Generation counter of the log.
-    pub genctr: U64<LE>,
-    /// Number of entries that follow.
-    pub numrec: U64<LE>,
-    /// Record format: 0.
-    pub recfmt: U16<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 1006],
-}
-const _: () = assert!(size_of::<DiscoveryHeader>() == DISCOVERY_ENTRY_LEN);
+    /// The header of the discovery log page (Base 2.0 figure 263).
+    pub struct DiscoveryHeader(DISCOVERY_ENTRY_LEN) {
+        /// Generation counter of the log.
+        pub genctr: U64<LE>,
+        /// Number of entries that follow.
+        pub numrec: U64<LE>,
+        /// Record format: 0.
+        pub recfmt: U16<LE>,
+        pub reserved: [u8; 1006] = 0,
+    }
 
-/// One entry of the discovery log page (Base 2.0 figure 264).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct DiscoveryEntry {
-    /// [`TransportType`].
-    pub trtype: u8,
-    /// [`AddressFamily`].
-    pub adrfam: u8,
-    /// [`SubsystemType`].
-    pub subtype: u8,
-    /// Transport requirements: secure channel in the low two bits, bit 2: SQ flow control can be
-    /// disabled.
-    pub treq: u8,
-    /// Port identifier.
-    pub portid: U16<LE>,
-    /// Controller identifier, as in [`ConnectData`].
-    pub cntlid: U16<LE>,
-    /// Entries of the admin queue.
-    pub asqsz: U16<LE>,
-    /// Entry flags: `EFLAGS_*`.
-    pub eflags: U16<LE>,
-    #[doc(hidden)]
-    pub reserved_12: [u8; 20],
-    /// Transport service identifier: a TCP port in decimal, ASCII, padded with spaces.
-    pub trsvcid: [u8; 32],
-    #[doc(hidden)]
-    pub reserved_64: [u8; 192],
-    /// NQN of the subsystem, NUL-terminated.
-    pub subnqn: [u8; NQN_FIELD_LEN],
-    /// Transport address: ASCII, padded with spaces.
-    pub traddr: [u8; 256],
-    /// Transport specific address subtype: for TCP, [`super::tcp::SecurityType`] in the first byte;
-    /// for RDMA, beginning with [`super::rdma::QpType`].
-    pub tsas: [u8; 256],
+    /// One entry of the discovery log page (Base 2.0 figure 264).
+    pub struct DiscoveryEntry(DISCOVERY_ENTRY_LEN) {
+        /// [`TransportType`].
+        pub trtype: u8,
+        /// [`AddressFamily`].
+        pub adrfam: u8,
+        /// [`SubsystemType`].
+        pub subtype: u8,
+        /// Transport requirements: secure channel in the low two bits, bit 2: SQ flow control can
+        /// be disabled.
+        pub treq: u8,
+        /// Port identifier.
+        pub portid: U16<LE>,
+        /// Controller identifier, as in [`ConnectData`].
+        pub cntlid: U16<LE>,
+        /// Entries of the admin queue.
+        pub asqsz: U16<LE>,
+        /// Entry flags: `EFLAGS_*`.
+        pub eflags: U16<LE>,
+        pub reserved_12: [u8; 20] = 0,
+        /// Transport service identifier: a TCP port in decimal, ASCII, padded with spaces.
+        pub trsvcid: [u8; 32],
+        pub reserved_64: [u8; 192] = 0,
+        /// NQN of the subsystem, NUL-terminated.
+        pub subnqn: [u8; NQN_FIELD_LEN],
+        /// Transport address: ASCII, padded with spaces.
+        pub traddr: [u8; 256],
+        /// Transport specific address subtype: for TCP, [`super::tcp::SecurityType`] in the first
+        /// byte; for RDMA, beginning with [`super::rdma::QpType`].
+        pub tsas: [u8; 256],
+    }
 }
-const _: () = assert!(size_of::<DiscoveryEntry>() == DISCOVERY_ENTRY_LEN);
 
 open_enum! {
     /// TRTYPE.
@@ -197,9 +168,7 @@ open_enum! {
         /// Intra-host.
         INTRA_HOST = 254,
     }
-}
 
-open_enum! {
     /// ADRFAM.
     pub enum AddressFamily(u8) {
         /// AF_INET.
@@ -211,9 +180,7 @@ open_enum! {
         /// Fibre Channel.
         FIBRE_CHANNEL = 4,
     }
-}
 
-open_enum! {
     /// SUBTYPE.
     pub enum SubsystemType(u8) {
         /// A referral to another discovery subsystem.
@@ -259,6 +226,7 @@ pub const AUTHREQ_ASCR: u32 = 1 << 18;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromBytes;
 
     /// Commands that the Linux host 6.12 sent: Connect of a discovery controller's admin queue,
     /// Property Get of CAP, and Property Set of CC.

@@ -1,57 +1,46 @@
 //! The RDMA transport of NVMe over Fabrics (RDMA Transport 1.0 §3.2): the private data of
 //! connections.
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, Unaligned};
+use zerocopy::{LittleEndian as LE, U16};
 
-/// RDMA_CM_REQUEST: a host's private data when it connects a queue.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct CmRequest {
-    /// Record Format: [`RECFMT`].
-    pub recfmt: U16<LE>,
-    /// Queue ID; 0 is the admin queue.
-    pub qid: U16<LE>,
-    /// RDMA QP Host Receive Queue Size, in entries.
-    pub hrqsize: U16<LE>,
-    /// RDMA QP Host Send Queue Size, in entries less one.
-    pub hsqsize: U16<LE>,
-    /// Controller ID of an I/O queue; older hosts leave it 0.
-    pub cntlid: U16<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 22],
-}
-const _: () = assert!(size_of::<CmRequest>() == 32);
+layout! {
+    /// RDMA_CM_REQUEST: a host's private data when it connects a queue.
+    #[derive(Default)]
+    pub struct CmRequest(32) {
+        /// Record Format: [`RECFMT`].
+        pub recfmt: U16<LE>,
+        /// Queue ID; 0 is the admin queue.
+        pub qid: U16<LE>,
+        /// RDMA QP Host Receive Queue Size, in entries.
+        pub hrqsize: U16<LE>,
+        /// RDMA QP Host Send Queue Size, in entries less one.
+        pub hsqsize: U16<LE>,
+        /// Controller ID of an I/O queue; older hosts leave it 0.
+        pub cntlid: U16<LE>,
+        pub reserved: [u8; 22] = 0,
+    }
 
-/// RDMA_CM_ACCEPT: a controller's private data when it accepts a queue's connection.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct CmAccept {
-    /// Record Format: [`RECFMT`].
-    pub recfmt: U16<LE>,
-    /// RDMA QP Controller Receive Queue Size, in entries.
-    pub crqsize: U16<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 28],
-}
-const _: () = assert!(size_of::<CmAccept>() == 32);
+    /// RDMA_CM_ACCEPT: a controller's private data when it accepts a queue's connection.
+    #[derive(Default)]
+    pub struct CmAccept(32) {
+        /// Record Format: [`RECFMT`].
+        pub recfmt: U16<LE>,
+        /// RDMA QP Controller Receive Queue Size, in entries.
+        pub crqsize: U16<LE>,
+        pub reserved: [u8; 28] = 0,
+    }
 
-/// RDMA_CM_REJECT: a controller's private data when it rejects a queue's connection.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct CmReject {
-    /// Record Format: [`RECFMT`].
-    pub recfmt: U16<LE>,
-    /// Status: a [`CmStatus`].
-    pub sts: U16<LE>,
+    /// RDMA_CM_REJECT: a controller's private data when it rejects a queue's connection.
+    #[derive(Default)]
+    pub struct CmReject(4) {
+        /// Record Format: [`RECFMT`].
+        pub recfmt: U16<LE>,
+        /// Status: a [`CmStatus`].
+        pub sts: U16<LE>,
+    }
 }
-const _: () = assert!(size_of::<CmReject>() == 4);
 
 open_enum! {
     /// STS of [`CmReject`].
@@ -73,9 +62,7 @@ open_enum! {
         /// The outbound RDMA Read depth (ORD) is invalid.
         INVALID_ORD = 0x08,
     }
-}
 
-open_enum! {
     /// RDMA_QPTYPE, the first byte of TSAS in a discovery log entry (RDMA Transport 1.0 §3.4).
     pub enum QpType(u8) {
         /// Reliable Connected.
@@ -83,9 +70,7 @@ open_enum! {
         /// Reliable Datagram.
         RELIABLE_DATAGRAM = 2,
     }
-}
 
-open_enum! {
     /// RDMA_PRTYPE, the second byte of TSAS.
     pub enum ProviderType(u8) {
         /// No provider specified.
@@ -99,9 +84,7 @@ open_enum! {
         /// iWARP.
         IWARP = 5,
     }
-}
 
-open_enum! {
     /// RDMA_CMS, the third byte of TSAS.
     pub enum ConnectionService(u8) {
         /// RDMA_IP_CM.
@@ -115,6 +98,7 @@ pub const RECFMT: u16 = 0;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::{FromBytes, IntoBytes};
 
     /// The request is the one that the Linux host 6.12 sent over siw for its admin queue.
     #[test]

@@ -6,142 +6,118 @@
 //! ```
 //! HLEN excludes the header digest; PLEN is the length of the whole PDU, digests included.
 
+use crate::layout::layout;
 use crate::nvme::{Cqe, Sqe};
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, LittleEndian as LE, U16, U32, Unaligned};
+use zerocopy::{LittleEndian as LE, U16, U32};
 
-/// The common header of all PDUs (TCP Transport 1.0 §3.6.2.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CommonHeader {
-    /// [`PduType`].
-    pub pdu_type: u8,
-    /// Flags: [`FLAG_HDGST`], [`FLAG_DDGST`], [`FLAG_LAST`], [`FLAG_SUCCESS`].
-    pub flags: u8,
-    /// Length of the whole header in bytes, without its digest.
-    pub hlen: u8,
-    /// PDU data offset: bytes from the start of the PDU to its data; 0 without data.
-    pub pdo: u8,
-    /// Length of the whole PDU in bytes.
-    pub plen: U32<LE>,
-}
-const _: () = assert!(size_of::<CommonHeader>() == COMMON_HEADER_LEN);
+layout! {
+    /// The common header of all PDUs (TCP Transport 1.0 §3.6.2.1).
+    pub struct CommonHeader(COMMON_HEADER_LEN) {
+        /// [`PduType`].
+        pub pdu_type: u8,
+        /// Flags: [`FLAG_HDGST`], [`FLAG_DDGST`], [`FLAG_LAST`], [`FLAG_SUCCESS`].
+        pub flags: u8,
+        /// Length of the whole header in bytes, without its digest.
+        pub hlen: u8,
+        /// PDU data offset: bytes from the start of the PDU to its data; 0 without data.
+        pub pdo: u8,
+        /// Length of the whole PDU in bytes.
+        pub plen: U32<LE>,
+    }
 
-/// Initialize connection, from the host (TCP Transport 1.0 §3.6.2.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct IcReq {
-    /// Common header; all flags are 0.
-    pub common: CommonHeader,
-    /// PDU format version: 0.
-    pub pfv: U16<LE>,
-    /// Host PDU data alignment: the alignment of data sent to the host, in dwords less one.
-    pub hpda: u8,
-    /// Digests that the host requests: [`DGST_HEADER`], [`DGST_DATA`].
-    pub dgst: u8,
-    /// Maximum number of outstanding R2Ts of one command, less one.
-    pub maxr2t: U32<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 112],
-}
-const _: () = assert!(size_of::<IcReq>() == IC_LEN);
+    /// Initialize connection, from the host (TCP Transport 1.0 §3.6.2.2).
+    pub struct IcReq(IC_LEN) {
+        /// Common header; all flags are 0.
+        pub common: CommonHeader,
+        /// PDU format version: 0.
+        pub pfv: U16<LE>,
+        /// Host PDU data alignment: the alignment of data sent to the host, in dwords less one.
+        pub hpda: u8,
+        /// Digests that the host requests: [`DGST_HEADER`], [`DGST_DATA`].
+        pub dgst: u8,
+        /// Maximum number of outstanding R2Ts of one command, less one.
+        pub maxr2t: U32<LE>,
+        pub reserved: [u8; 112] = 0,
+    }
 
-/// Initialize connection, from the controller (TCP Transport 1.0 §3.6.2.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct IcResp {
-    /// Common header; all flags are 0.
-    pub common: CommonHeader,
-    /// PDU format version: 0.
-    pub pfv: U16<LE>,
-    /// Controller PDU data alignment: the alignment of data sent to the controller, in dwords less
-    /// one.
-    pub cpda: u8,
-    /// Digests that the connection uses: [`DGST_HEADER`], [`DGST_DATA`].
-    pub dgst: u8,
-    /// Maximum data of one H2CData in bytes: at least 4096, and a multiple of 4.
-    pub maxh2cdata: U32<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 112],
-}
-const _: () = assert!(size_of::<IcResp>() == IC_LEN);
+    /// Initialize connection, from the controller (TCP Transport 1.0 §3.6.2.3).
+    pub struct IcResp(IC_LEN) {
+        /// Common header; all flags are 0.
+        pub common: CommonHeader,
+        /// PDU format version: 0.
+        pub pfv: U16<LE>,
+        /// Controller PDU data alignment: the alignment of data sent to the controller, in dwords
+        /// less one.
+        pub cpda: u8,
+        /// Digests that the connection uses: [`DGST_HEADER`], [`DGST_DATA`].
+        pub dgst: u8,
+        /// Maximum data of one H2CData in bytes: at least 4096, and a multiple of 4.
+        pub maxh2cdata: U32<LE>,
+        pub reserved: [u8; 112] = 0,
+    }
 
-/// A command capsule; in-capsule data follows it (TCP Transport 1.0 §3.6.2.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CapsuleCmd {
-    /// Common header, with the digest flags.
-    pub common: CommonHeader,
-    /// The command.
-    pub sqe: Sqe,
-}
-const _: () = assert!(size_of::<CapsuleCmd>() == CAPSULE_CMD_LEN);
+    /// A command capsule; in-capsule data follows it (TCP Transport 1.0 §3.6.2.6).
+    pub struct CapsuleCmd(CAPSULE_CMD_LEN) {
+        /// Common header, with the digest flags.
+        pub common: CommonHeader,
+        /// The command.
+        pub sqe: Sqe,
+    }
 
-/// A response capsule (TCP Transport 1.0 §3.6.2.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CapsuleResp {
-    /// Common header, with [`FLAG_HDGST`].
-    pub common: CommonHeader,
-    /// The completion.
-    pub cqe: Cqe,
-}
-const _: () = assert!(size_of::<CapsuleResp>() == CAPSULE_RESP_LEN);
+    /// A response capsule (TCP Transport 1.0 §3.6.2.7).
+    pub struct CapsuleResp(CAPSULE_RESP_LEN) {
+        /// Common header, with [`FLAG_HDGST`].
+        pub common: CommonHeader,
+        /// The completion.
+        pub cqe: Cqe,
+    }
 
-/// The header of H2CData and C2HData; the data follows it (TCP Transport 1.0 §3.6.2.8 and
-/// §3.6.2.9).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Data {
-    /// Common header, with the digest flags and [`FLAG_LAST`]; C2HData also has [`FLAG_SUCCESS`].
-    pub common: CommonHeader,
-    /// CID of the command.
-    pub cccid: U16<LE>,
-    /// H2CData: TTAG of the R2T. C2HData: reserved.
-    pub ttag: U16<LE>,
-    /// Offset into the command's data, in bytes.
-    pub datao: U32<LE>,
-    /// Length of the data in bytes.
-    pub datal: U32<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 4],
-}
-const _: () = assert!(size_of::<Data>() == DATA_LEN);
+    /// The header of H2CData and C2HData; the data follows it (TCP Transport 1.0 §3.6.2.8 and
+    /// §3.6.2.9).
+    pub struct Data(DATA_LEN) {
+        /// Common header, with the digest flags and [`FLAG_LAST`]; C2HData also has
+        /// [`FLAG_SUCCESS`].
+        pub common: CommonHeader,
+        /// CID of the command.
+        pub cccid: U16<LE>,
+        /// H2CData: TTAG of the R2T. C2HData: reserved.
+        pub ttag: U16<LE>,
+        /// Offset into the command's data, in bytes.
+        pub datao: U32<LE>,
+        /// Length of the data in bytes.
+        pub datal: U32<LE>,
+        pub reserved: [u8; 4] = 0,
+    }
 
-/// Ready to Transfer: the controller requests data (TCP Transport 1.0 §3.6.2.10).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct NvmeTcpR2t {
-    /// Common header, with [`FLAG_HDGST`].
-    pub common: CommonHeader,
-    /// CID of the command.
-    pub cccid: U16<LE>,
-    /// Transfer tag chosen by the controller; the host returns it with the data.
-    pub ttag: U16<LE>,
-    /// Offset into the command's data, in bytes.
-    pub r2to: U32<LE>,
-    /// Length of the data in bytes.
-    pub r2tl: U32<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 4],
-}
-const _: () = assert!(size_of::<NvmeTcpR2t>() == DATA_LEN);
+    /// Ready to Transfer: the controller requests data (TCP Transport 1.0 §3.6.2.10).
+    pub struct NvmeTcpR2t(DATA_LEN) {
+        /// Common header, with [`FLAG_HDGST`].
+        pub common: CommonHeader,
+        /// CID of the command.
+        pub cccid: U16<LE>,
+        /// Transfer tag chosen by the controller; the host returns it with the data.
+        pub ttag: U16<LE>,
+        /// Offset into the command's data, in bytes.
+        pub r2to: U32<LE>,
+        /// Length of the data in bytes.
+        pub r2tl: U32<LE>,
+        pub reserved: [u8; 4] = 0,
+    }
 
-/// H2CTermReq and C2HTermReq: the sender ends the connection. The header of the PDU in error
-/// follows (TCP Transport 1.0 §3.6.2.4 and §3.6.2.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct TermReq {
-    /// Common header; all flags are 0.
-    pub common: CommonHeader,
-    /// Fatal error status: [`FatalError`].
-    pub fes: U16<LE>,
-    /// Fatal error information: the offset of the field in error, or the header digest as received.
-    pub fei: U32<LE>,
-    #[doc(hidden)]
-    pub reserved: [u8; 10],
+    /// H2CTermReq and C2HTermReq: the sender ends the connection. The header of the PDU in error
+    /// follows (TCP Transport 1.0 §3.6.2.4 and §3.6.2.5).
+    pub struct TermReq(DATA_LEN) {
+        /// Common header; all flags are 0.
+        pub common: CommonHeader,
+        /// Fatal error status: [`FatalError`].
+        pub fes: U16<LE>,
+        /// Fatal error information: the offset of the field in error, or the header digest as
+        /// received.
+        pub fei: U32<LE>,
+        pub reserved: [u8; 10] = 0,
+    }
 }
-const _: () = assert!(size_of::<TermReq>() == DATA_LEN);
 
 open_enum! {
     /// PDU types (TCP Transport 1.0 figure 13).
@@ -165,9 +141,7 @@ open_enum! {
         /// [`NvmeTcpR2t`].
         R2T = 0x09,
     }
-}
 
-open_enum! {
     /// Fatal error status of a [`TermReq`] (TCP Transport 1.0 figures 19 and 21).
     pub enum FatalError(u16) {
         /// A header field is invalid; FEI is its offset.
@@ -184,9 +158,7 @@ open_enum! {
         /// A parameter's value is not supported; FEI is its offset.
         UNSUPPORTED_PARAMETER = 0x06,
     }
-}
 
-open_enum! {
     /// SECTYPE, the first byte of TSAS in a discovery log entry (TCP Transport 1.0 figure 4).
     pub enum SecurityType(u8) {
         /// No transport security.
@@ -237,6 +209,7 @@ pub const NVME_DISCOVERY_PORT: u16 = 8009;
 mod tests {
     use super::*;
     use crate::nvme::status::NvmeStatus;
+    use zerocopy::FromBytes;
 
     /// The PDUs are those of the Linux host and target 6.12.
     #[test]

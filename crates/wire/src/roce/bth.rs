@@ -1,30 +1,30 @@
 //! The base transport header, which every packet begins with (volume 1, §9.2).
 
+use crate::layout::layout;
 use crate::roce::opcode::RoceOpcode;
 pub use crate::u24::U24;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
+use zerocopy::{BigEndian as BE, U16};
 
-/// Base transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Bth {
-    /// [`RoceOpcode`].
-    pub opcode: u8,
-    /// [`FLAG_SOLICITED`], [`FLAG_MIGRATED`], the length of the pad in two bits, and the version of
-    /// the header, which is 0.
-    pub flags: u8,
-    /// Partition key.
-    pub p_key: U16<BE>,
-    /// [`CONGESTION_FECN`] and [`CONGESTION_BECN`]. The ICRC does not cover this byte.
-    pub congestion: u8,
-    /// Number of the receiver's queue pair.
-    pub dest_qp: U24,
-    /// [`FLAG_ACK_REQUEST`].
-    pub ack_request: u8,
-    /// Packet sequence number.
-    pub psn: U24,
+layout! {
+    /// Base transport header.
+    pub struct Bth(BTH_LEN) {
+        /// [`RoceOpcode`].
+        pub opcode: u8,
+        /// [`FLAG_SOLICITED`], [`FLAG_MIGRATED`], the length of the pad in two bits, and the
+        /// version of the header, which is 0.
+        pub flags: u8,
+        /// Partition key.
+        pub p_key: U16<BE>,
+        /// [`CONGESTION_FECN`] and [`CONGESTION_BECN`]. The ICRC does not cover this byte.
+        pub congestion: u8,
+        /// Number of the receiver's queue pair.
+        pub dest_qp: U24,
+        /// [`FLAG_ACK_REQUEST`].
+        pub ack_request: u8,
+        /// Packet sequence number.
+        pub psn: U24,
+    }
 }
-const _: () = assert!(size_of::<Bth>() == BTH_LEN);
 
 impl Bth {
     /// The operation code.
@@ -150,5 +150,5 @@ mod tests {
         assert!(bth.is_solicited() && bth.pad_len() == 3 && bth.version() == 0);
     }
 
-    use zerocopy::FromZeros;
+    use zerocopy::{FromBytes, FromZeros, IntoBytes};
 }

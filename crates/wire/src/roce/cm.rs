@@ -7,37 +7,36 @@
 //! ```
 //! Private data has a fixed length: what a side does not use is zero.
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
 use crate::roce::bth::U24;
 use core::net::IpAddr;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, FromBytes, IntoBytes, U16, U32, U64};
 
-/// Header of a management datagram (volume 1, §13.4.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct MadHeader {
-    /// [`MAD_VERSION`].
-    pub base_version: u8,
-    /// [`MAD_CLASS_CM`].
-    pub mgmt_class: u8,
-    /// [`MAD_CM_VERSION`].
-    pub class_version: u8,
-    /// [`MAD_METHOD_SEND`].
-    pub method: u8,
-    /// Status; unused.
-    pub status: U16<BE>,
-    /// Unused.
-    pub class_specific: U16<BE>,
-    /// Chosen by the side that begins an exchange; an answer returns it.
-    pub transaction_id: U64<BE>,
-    /// [`CmAttribute`].
-    pub attribute_id: U16<BE>,
-    #[doc(hidden)]
-    pub reserved: U16<BE>,
-    /// Unused.
-    pub attribute_modifier: U32<BE>,
+layout! {
+    /// Header of a management datagram (volume 1, §13.4.3).
+    pub struct MadHeader(MAD_HEADER_LEN) {
+        /// [`MAD_VERSION`].
+        pub base_version: u8,
+        /// [`MAD_CLASS_CM`].
+        pub mgmt_class: u8,
+        /// [`MAD_CM_VERSION`].
+        pub class_version: u8,
+        /// [`MAD_METHOD_SEND`].
+        pub method: u8,
+        /// Status; unused.
+        pub status: U16<BE>,
+        /// Unused.
+        pub class_specific: U16<BE>,
+        /// Chosen by the side that begins an exchange; an answer returns it.
+        pub transaction_id: U64<BE>,
+        /// [`CmAttribute`].
+        pub attribute_id: U16<BE>,
+        pub reserved: U16<BE> = 0,
+        /// Unused.
+        pub attribute_modifier: U32<BE>,
+    }
 }
-const _: () = assert!(size_of::<MadHeader>() == MAD_HEADER_LEN);
 
 impl MadHeader {
     /// The header of a message of connection management.
@@ -181,73 +180,70 @@ impl CmMessage<'_> {
     }
 }
 
-/// Request for communication (volume 1, §12.6.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CmReq {
-    /// The sender's number of the connection.
-    pub local_comm_id: U32<BE>,
-    #[doc(hidden)]
-    pub reserved1: U32<BE>,
-    /// What the sender wants to connect to; see [`service_id`].
-    pub service_id: U64<BE>,
-    /// Identifies the sender's adapter.
-    pub local_ca_guid: U64<BE>,
-    #[doc(hidden)]
-    pub reserved2: U32<BE>,
-    /// Of datagrams only.
-    pub local_q_key: U32<BE>,
-    /// The sender's queue pair.
-    pub local_qpn: U24,
-    /// RDMA Reads of the receiver that the sender answers at a time.
-    pub responder_resources: u8,
-    /// Of reliable datagrams only.
-    pub local_eecn: U24,
-    /// RDMA Reads that the sender wants to have in flight.
-    pub initiator_depth: u8,
-    /// Of reliable datagrams only.
-    pub remote_eecn: U24,
-    /// Five bits: the code of the time within which the receiver has to answer; two: the transport
-    /// service type, 0 for reliable connections; one: end-to-end flow control.
-    pub remote_response: u8,
-    /// The first packet sequence number that the receiver of this message uses, and its sender
-    /// expects.
-    pub starting_psn: U24,
-    /// Five bits: the code of the time within which the sender answers; three: how often the
-    /// receiver repeats packets that are not acknowledged.
-    pub local_response: u8,
-    /// Partition key.
-    pub p_key: U16<BE>,
-    /// Four bits: the code of the path MTU; one: reliable datagrams; three: how often the receiver
-    /// sends again when the sender was not ready, 7 for any number.
-    pub path_mtu: u8,
-    /// Four bits: how often messages of connection management are repeated; one: the sender has a
-    /// shared receive queue; three: the extended transport type, 0 here.
-    pub max_cm_retries: u8,
-    /// Not used over IP.
-    pub local_lid: U16<BE>,
-    /// Not used over IP.
-    pub remote_lid: U16<BE>,
-    /// The sender's address; IPv4 addresses are mapped into IPv6.
-    pub local_gid: [u8; 16],
-    /// The receiver's address.
-    pub remote_gid: [u8; 16],
-    /// Flow label in 20 bits, six reserved ones, packet rate in six.
-    pub flow_label: U32<BE>,
-    /// Traffic class.
-    pub traffic_class: u8,
-    /// Hop limit.
-    pub hop_limit: u8,
-    /// Service level in four bits; 8: both sides are in one subnet.
-    pub service_level: u8,
-    /// Code, in five bits, of the receiver's timeout for acknowledgements.
-    pub ack_timeout: u8,
-    /// A second path, which is not used here.
-    pub alternate_path: [u8; 44],
-    /// Private data; of `rdma_cm`, an [`IpCmHeader`] and what follows it.
-    pub private_data: [u8; REQ_PRIVATE_DATA],
+layout! {
+    /// Request for communication (volume 1, §12.6.5).
+    pub struct CmReq(CM_BODY_LEN) {
+        /// The sender's number of the connection.
+        pub local_comm_id: U32<BE>,
+        pub reserved1: U32<BE> = 0,
+        /// What the sender wants to connect to; see [`service_id`].
+        pub service_id: U64<BE>,
+        /// Identifies the sender's adapter.
+        pub local_ca_guid: U64<BE>,
+        pub reserved2: U32<BE> = 0,
+        /// Of datagrams only.
+        pub local_q_key: U32<BE>,
+        /// The sender's queue pair.
+        pub local_qpn: U24,
+        /// RDMA Reads of the receiver that the sender answers at a time.
+        pub responder_resources: u8,
+        /// Of reliable datagrams only.
+        pub local_eecn: U24,
+        /// RDMA Reads that the sender wants to have in flight.
+        pub initiator_depth: u8,
+        /// Of reliable datagrams only.
+        pub remote_eecn: U24,
+        /// Five bits: the code of the time within which the receiver has to answer; two: the
+        /// transport service type, 0 for reliable connections; one: end-to-end flow control.
+        pub remote_response: u8,
+        /// The first packet sequence number that the receiver of this message uses, and its sender
+        /// expects.
+        pub starting_psn: U24,
+        /// Five bits: the code of the time within which the sender answers; three: how often the
+        /// receiver repeats packets that are not acknowledged.
+        pub local_response: u8,
+        /// Partition key.
+        pub p_key: U16<BE>,
+        /// Four bits: the code of the path MTU; one: reliable datagrams; three: how often the
+        /// receiver sends again when the sender was not ready, 7 for any number.
+        pub path_mtu: u8,
+        /// Four bits: how often messages of connection management are repeated; one: the sender has
+        /// a shared receive queue; three: the extended transport type, 0 here.
+        pub max_cm_retries: u8,
+        /// Not used over IP.
+        pub local_lid: U16<BE>,
+        /// Not used over IP.
+        pub remote_lid: U16<BE>,
+        /// The sender's address; IPv4 addresses are mapped into IPv6.
+        pub local_gid: [u8; 16],
+        /// The receiver's address.
+        pub remote_gid: [u8; 16],
+        /// Flow label in 20 bits, six reserved ones, packet rate in six.
+        pub flow_label: U32<BE>,
+        /// Traffic class.
+        pub traffic_class: u8,
+        /// Hop limit.
+        pub hop_limit: u8,
+        /// Service level in four bits; 8: both sides are in one subnet.
+        pub service_level: u8,
+        /// Code, in five bits, of the receiver's timeout for acknowledgements.
+        pub ack_timeout: u8,
+        /// A second path, which is not used here.
+        pub alternate_path: [u8; 44],
+        /// Private data; of `rdma_cm`, an [`IpCmHeader`] and what follows it.
+        pub private_data: [u8; REQ_PRIVATE_DATA],
+    }
 }
-const _: () = assert!(size_of::<CmReq>() == CM_BODY_LEN);
 
 impl CmReq {
     /// Transport service type; 0 for a reliable connection.
@@ -275,22 +271,21 @@ impl CmReq {
     }
 }
 
-/// Message receipt acknowledgement (§12.6.6): the answer to a REQ, a REP or a LAP takes longer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CmMra {
-    /// The sender's number of the connection.
-    pub local_comm_id: U32<BE>,
-    /// The receiver's number of the connection.
-    pub remote_comm_id: U32<BE>,
-    /// The message, in two bits: [`ANSWERS_REQ`] or [`ANSWERS_REP`].
-    pub message: u8,
-    /// Code, in five bits, of the additional time.
-    pub service_timeout: u8,
-    /// Private data.
-    pub private_data: [u8; 222],
+layout! {
+    /// Message receipt acknowledgement (§12.6.6): the answer to a REQ, a REP or a LAP takes longer.
+    pub struct CmMra(CM_BODY_LEN) {
+        /// The sender's number of the connection.
+        pub local_comm_id: U32<BE>,
+        /// The receiver's number of the connection.
+        pub remote_comm_id: U32<BE>,
+        /// The message, in two bits: [`ANSWERS_REQ`] or [`ANSWERS_REP`].
+        pub message: u8,
+        /// Code, in five bits, of the additional time.
+        pub service_timeout: u8,
+        /// Private data.
+        pub private_data: [u8; 222],
+    }
 }
-const _: () = assert!(size_of::<CmMra>() == CM_BODY_LEN);
 
 impl CmMra {
     /// The message that takes longer to answer: [`ANSWERS_REQ`] or [`ANSWERS_REP`]. The bits behind
@@ -301,27 +296,26 @@ impl CmMra {
     }
 }
 
-/// Reject (§12.6.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CmRej {
-    /// The sender's number of the connection, or 0 if it has none.
-    pub local_comm_id: U32<BE>,
-    /// The receiver's number of the connection.
-    pub remote_comm_id: U32<BE>,
-    /// The message that is refused, in two bits: [`ANSWERS_REQ`], [`ANSWERS_REP`] or
-    /// [`ANSWERS_NONE`].
-    pub message: u8,
-    /// Length, in seven bits, of what is used of [`CmRej::ari`].
-    pub info_len: u8,
-    /// [`RejectReason`].
-    pub reason: U16<BE>,
-    /// Additional information, by the reason.
-    pub ari: [u8; 72],
-    /// Private data.
-    pub private_data: [u8; REJ_PRIVATE_DATA],
+layout! {
+    /// Reject (§12.6.7).
+    pub struct CmRej(CM_BODY_LEN) {
+        /// The sender's number of the connection, or 0 if it has none.
+        pub local_comm_id: U32<BE>,
+        /// The receiver's number of the connection.
+        pub remote_comm_id: U32<BE>,
+        /// The message that is refused, in two bits: [`ANSWERS_REQ`], [`ANSWERS_REP`] or
+        /// [`ANSWERS_NONE`].
+        pub message: u8,
+        /// Length, in seven bits, of what is used of [`CmRej::ari`].
+        pub info_len: u8,
+        /// [`RejectReason`].
+        pub reason: U16<BE>,
+        /// Additional information, by the reason.
+        pub ari: [u8; 72],
+        /// Private data.
+        pub private_data: [u8; REJ_PRIVATE_DATA],
+    }
 }
-const _: () = assert!(size_of::<CmRej>() == CM_BODY_LEN);
 
 open_enum! {
     /// Reasons of a reject (§12.6.7.2), those that connections here give or meet.
@@ -349,45 +343,41 @@ open_enum! {
     }
 }
 
-/// Reply to a request (§12.6.8).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CmRep {
-    /// The sender's number of the connection.
-    pub local_comm_id: U32<BE>,
-    /// The receiver's number of the connection.
-    pub remote_comm_id: U32<BE>,
-    /// Of datagrams only.
-    pub local_q_key: U32<BE>,
-    /// The sender's queue pair.
-    pub local_qpn: U24,
-    #[doc(hidden)]
-    pub reserved1: u8,
-    /// Of reliable datagrams only.
-    pub local_eecn: U24,
-    #[doc(hidden)]
-    pub reserved2: u8,
-    /// The first packet sequence number that the receiver of this message uses, and its sender
-    /// expects.
-    pub starting_psn: U24,
-    #[doc(hidden)]
-    pub reserved3: u8,
-    /// RDMA Reads of the receiver that the sender answers at a time.
-    pub responder_resources: u8,
-    /// RDMA Reads that the sender may have in flight.
-    pub initiator_depth: u8,
-    /// Five bits: the code of the sender's delay of acknowledgements; two: failover; one:
-    /// end-to-end flow control.
-    pub ack_delay: u8,
-    /// Three bits: how often the receiver sends again when the sender was not ready; one: the
-    /// sender has a shared receive queue.
-    pub rnr_retry: u8,
-    /// Identifies the sender's adapter.
-    pub local_ca_guid: U64<BE>,
-    /// Private data.
-    pub private_data: [u8; REP_PRIVATE_DATA],
+layout! {
+    /// Reply to a request (§12.6.8).
+    pub struct CmRep(CM_BODY_LEN) {
+        /// The sender's number of the connection.
+        pub local_comm_id: U32<BE>,
+        /// The receiver's number of the connection.
+        pub remote_comm_id: U32<BE>,
+        /// Of datagrams only.
+        pub local_q_key: U32<BE>,
+        /// The sender's queue pair.
+        pub local_qpn: U24,
+        pub reserved1: u8 = 0,
+        /// Of reliable datagrams only.
+        pub local_eecn: U24,
+        pub reserved2: u8 = 0,
+        /// The first packet sequence number that the receiver of this message uses, and its sender
+        /// expects.
+        pub starting_psn: U24,
+        pub reserved3: u8 = 0,
+        /// RDMA Reads of the receiver that the sender answers at a time.
+        pub responder_resources: u8,
+        /// RDMA Reads that the sender may have in flight.
+        pub initiator_depth: u8,
+        /// Five bits: the code of the sender's delay of acknowledgements; two: failover; one:
+        /// end-to-end flow control.
+        pub ack_delay: u8,
+        /// Three bits: how often the receiver sends again when the sender was not ready; one: the
+        /// sender has a shared receive queue.
+        pub rnr_retry: u8,
+        /// Identifies the sender's adapter.
+        pub local_ca_guid: U64<BE>,
+        /// Private data.
+        pub private_data: [u8; REP_PRIVATE_DATA],
+    }
 }
-const _: () = assert!(size_of::<CmRep>() == CM_BODY_LEN);
 
 impl CmRep {
     /// How often the receiver sends again when the sender was not ready.
@@ -397,65 +387,54 @@ impl CmRep {
     }
 }
 
-/// Ready to use (§12.6.9).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CmRtu {
-    /// The sender's number of the connection.
-    pub local_comm_id: U32<BE>,
-    /// The receiver's number of the connection.
-    pub remote_comm_id: U32<BE>,
-    /// Private data.
-    pub private_data: [u8; 224],
-}
-const _: () = assert!(size_of::<CmRtu>() == CM_BODY_LEN);
+layout! {
+    /// Ready to use (§12.6.9).
+    pub struct CmRtu(CM_BODY_LEN) {
+        /// The sender's number of the connection.
+        pub local_comm_id: U32<BE>,
+        /// The receiver's number of the connection.
+        pub remote_comm_id: U32<BE>,
+        /// Private data.
+        pub private_data: [u8; 224],
+    }
 
-/// Request for communication release (§12.6.10).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CmDreq {
-    /// The sender's number of the connection.
-    pub local_comm_id: U32<BE>,
-    /// The receiver's number of the connection.
-    pub remote_comm_id: U32<BE>,
-    /// The receiver's queue pair.
-    pub remote_qpn: U24,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// Private data.
-    pub private_data: [u8; 220],
-}
-const _: () = assert!(size_of::<CmDreq>() == CM_BODY_LEN);
+    /// Request for communication release (§12.6.10).
+    pub struct CmDreq(CM_BODY_LEN) {
+        /// The sender's number of the connection.
+        pub local_comm_id: U32<BE>,
+        /// The receiver's number of the connection.
+        pub remote_comm_id: U32<BE>,
+        /// The receiver's queue pair.
+        pub remote_qpn: U24,
+        pub reserved: u8 = 0,
+        /// Private data.
+        pub private_data: [u8; 220],
+    }
 
-/// Reply to a request for communication release (§12.6.11).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CmDrep {
-    /// The sender's number of the connection.
-    pub local_comm_id: U32<BE>,
-    /// The receiver's number of the connection.
-    pub remote_comm_id: U32<BE>,
-    /// Private data.
-    pub private_data: [u8; 224],
-}
-const _: () = assert!(size_of::<CmDrep>() == CM_BODY_LEN);
+    /// Reply to a request for communication release (§12.6.11).
+    pub struct CmDrep(CM_BODY_LEN) {
+        /// The sender's number of the connection.
+        pub local_comm_id: U32<BE>,
+        /// The receiver's number of the connection.
+        pub remote_comm_id: U32<BE>,
+        /// Private data.
+        pub private_data: [u8; 224],
+    }
 
-/// What the private data of a request over `rdma_cm` begins with (annex A11).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct IpCmHeader {
-    /// Version of this header, in two halves: 0.
-    pub version: u8,
-    /// IP version in the high four bits.
-    pub ip_version: u8,
-    /// The sender's port.
-    pub source_port: U16<BE>,
-    /// The sender's address; IPv4 is in the last four bytes.
-    pub source: [u8; 16],
-    /// The address that the sender connects to.
-    pub destination: [u8; 16],
+    /// What the private data of a request over `rdma_cm` begins with (annex A11).
+    pub struct IpCmHeader(IP_CM_LEN) {
+        /// Version of this header, in two halves: 0.
+        pub version: u8,
+        /// IP version in the high four bits.
+        pub ip_version: u8,
+        /// The sender's port.
+        pub source_port: U16<BE>,
+        /// The sender's address; IPv4 is in the last four bytes.
+        pub source: [u8; 16],
+        /// The address that the sender connects to.
+        pub destination: [u8; 16],
+    }
 }
-const _: () = assert!(size_of::<IpCmHeader>() == IP_CM_LEN);
 
 impl IpCmHeader {
     /// The header of a request from an address and port to an address of the same IP version.

@@ -1,32 +1,29 @@
 //! Extended transport headers (volume 1, §9.3 and §9.7.5).
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
 use crate::roce::bth::U24;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, U32, U64};
 
-/// RDMA extended transport header, of RDMA Writes and RDMA Read requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Reth {
-    /// Virtual address in the receiver's memory.
-    pub virtual_address: U64<BE>,
-    /// R_Key of that memory.
-    pub r_key: U32<BE>,
-    /// Length of the whole message in bytes.
-    pub dma_length: U32<BE>,
-}
-const _: () = assert!(size_of::<Reth>() == RETH_LEN);
+layout! {
+    /// RDMA extended transport header, of RDMA Writes and RDMA Read requests.
+    pub struct Reth(RETH_LEN) {
+        /// Virtual address in the receiver's memory.
+        pub virtual_address: U64<BE>,
+        /// R_Key of that memory.
+        pub r_key: U32<BE>,
+        /// Length of the whole message in bytes.
+        pub dma_length: U32<BE>,
+    }
 
-/// ACK extended transport header, of acknowledgements and of RDMA Read responses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Aeth {
-    /// [`Syndrome`] as a byte.
-    pub syndrome: u8,
-    /// Message sequence number: how many messages the responder has completed.
-    pub msn: U24,
+    /// ACK extended transport header, of acknowledgements and of RDMA Read responses.
+    pub struct Aeth(AETH_LEN) {
+        /// [`Syndrome`] as a byte.
+        pub syndrome: u8,
+        /// Message sequence number: how many messages the responder has completed.
+        pub msn: U24,
+    }
 }
-const _: () = assert!(size_of::<Aeth>() == AETH_LEN);
 
 /// What an acknowledgement says: the byte of [`Aeth::syndrome`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,18 +79,16 @@ open_enum! {
     }
 }
 
-/// Datagram extended transport header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Deth {
-    /// Q_Key of the receiver's queue pair; [`Q_KEY_GSI`] for connection management.
-    pub q_key: U32<BE>,
-    #[doc(hidden)]
-    pub reserved: u8,
-    /// Number of the sender's queue pair.
-    pub source_qp: U24,
+layout! {
+    /// Datagram extended transport header.
+    pub struct Deth(DETH_LEN) {
+        /// Q_Key of the receiver's queue pair; [`Q_KEY_GSI`] for connection management.
+        pub q_key: U32<BE>,
+        pub reserved: u8 = 0,
+        /// Number of the sender's queue pair.
+        pub source_qp: U24,
+    }
 }
-const _: () = assert!(size_of::<Deth>() == DETH_LEN);
 
 /// The time in microseconds that a code of [`Syndrome::ReceiverNotReady`] stands for (table 45).
 #[inline]
@@ -133,6 +128,7 @@ pub const IMMEDIATE_LEN: usize = 4;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::FromBytes;
 
     #[test]
     fn every_syndrome_is_read_and_written() {

@@ -1,41 +1,36 @@
 //! Asymmetric logical unit access: parameter data of REPORT and SET TARGET PORT GROUPS (SPC-5).
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
+use zerocopy::{BigEndian as BE, U16};
 
-/// A target port group descriptor; 4 bytes for each port follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct PortGroupDescriptor {
-    /// PREF and ASYMMETRIC ACCESS STATE.
-    pub pref_and_access_state: u8,
-    /// [`SUPPORTED_STATES`].
-    pub supported_states: u8,
-    /// TARGET PORT GROUP.
-    pub target_port_group: U16<BE>,
-    /// Reserved.
-    pub reserved: u8,
-    /// STATUS CODE: [`STATUS_NONE`] and others.
-    pub status_code: u8,
-    /// Vendor specific.
-    pub vendor_specific: u8,
-    /// TARGET PORT COUNT.
-    pub target_port_count: u8,
-}
-const _: () = assert!(size_of::<PortGroupDescriptor>() == 8);
+layout! {
+    /// A target port group descriptor; 4 bytes for each port follow.
+    pub struct PortGroupDescriptor(8) {
+        /// PREF and ASYMMETRIC ACCESS STATE.
+        pub pref_and_access_state: u8,
+        /// [`SUPPORTED_STATES`].
+        pub supported_states: u8,
+        /// TARGET PORT GROUP.
+        pub target_port_group: U16<BE>,
+        pub reserved: u8 = 0,
+        /// STATUS CODE: [`STATUS_NONE`] and others.
+        pub status_code: u8,
+        /// Vendor specific.
+        pub vendor_specific: u8,
+        /// TARGET PORT COUNT.
+        pub target_port_count: u8,
+    }
 
-/// A set target port group descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct SetPortGroup {
-    /// ASYMMETRIC ACCESS STATE in the lower 4 bits.
-    pub access_state: u8,
-    /// Reserved.
-    pub reserved: u8,
-    /// TARGET PORT GROUP.
-    pub target_port_group: U16<BE>,
+    /// A set target port group descriptor.
+    pub struct SetPortGroup(4) {
+        /// ASYMMETRIC ACCESS STATE in the lower 4 bits.
+        pub access_state: u8,
+        pub reserved: u8 = 0,
+        /// TARGET PORT GROUP.
+        pub target_port_group: U16<BE>,
+    }
 }
-const _: () = assert!(size_of::<SetPortGroup>() == 4);
 
 open_enum! {
     /// ASYMMETRIC ACCESS STATE.

@@ -1,98 +1,86 @@
 //! Command descriptor blocks: layouts that several commands share, and layouts of single commands.
 
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use crate::layout::layout;
+use zerocopy::{BigEndian as BE, U16, U32, U64};
 
 /// Maximum length of a supported CDB, in bytes.
 pub const MAX_CDB_LEN: usize = 32;
 
-/// The typical 6-byte CDB with a logical block address (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Cdb6 {
-    /// OPERATION CODE.
-    pub opcode: u8,
-    /// LOGICAL BLOCK ADDRESS: 21 bits of these three bytes.
-    pub logical_block_address: [u8; 3],
-    /// TRANSFER LENGTH in blocks; 0 means 256.
-    pub transfer_length: u8,
-    /// CONTROL.
-    pub control: u8,
-}
-const _: () = assert!(size_of::<Cdb6>() == 6);
+layout! {
+    /// The typical 6-byte CDB with a logical block address (SPC-5).
+    pub struct Cdb6(6) {
+        /// OPERATION CODE.
+        pub opcode: u8,
+        /// LOGICAL BLOCK ADDRESS: 21 bits of these three bytes.
+        pub logical_block_address: [u8; 3],
+        /// TRANSFER LENGTH in blocks; 0 means 256.
+        pub transfer_length: u8,
+        /// CONTROL.
+        pub control: u8,
+    }
 
-/// The typical 10-byte CDB with a logical block address (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Cdb10 {
-    /// OPERATION CODE.
-    pub opcode: u8,
-    /// Command-specific bits.
-    pub flags: u8,
-    /// LOGICAL BLOCK ADDRESS.
-    pub logical_block_address: U32<BE>,
-    /// GROUP NUMBER.
-    pub group_number: u8,
-    /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
-    pub transfer_length: U16<BE>,
-    /// CONTROL.
-    pub control: u8,
-}
-const _: () = assert!(size_of::<Cdb10>() == 10);
+    /// The typical 10-byte CDB with a logical block address (SPC-5).
+    pub struct Cdb10(10) {
+        /// OPERATION CODE.
+        pub opcode: u8,
+        /// Command-specific bits.
+        pub flags: u8,
+        /// LOGICAL BLOCK ADDRESS.
+        pub logical_block_address: U32<BE>,
+        /// GROUP NUMBER.
+        pub group_number: u8,
+        /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
+        pub transfer_length: U16<BE>,
+        /// CONTROL.
+        pub control: u8,
+    }
 
-/// The typical 12-byte CDB with a logical block address (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Cdb12 {
-    /// OPERATION CODE.
-    pub opcode: u8,
-    /// Command-specific bits.
-    pub flags: u8,
-    /// LOGICAL BLOCK ADDRESS.
-    pub logical_block_address: U32<BE>,
-    /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
-    pub transfer_length: U32<BE>,
-    /// GROUP NUMBER.
-    pub group_number: u8,
-    /// CONTROL.
-    pub control: u8,
-}
-const _: () = assert!(size_of::<Cdb12>() == 12);
+    /// The typical 12-byte CDB with a logical block address (SPC-5).
+    pub struct Cdb12(12) {
+        /// OPERATION CODE.
+        pub opcode: u8,
+        /// Command-specific bits.
+        pub flags: u8,
+        /// LOGICAL BLOCK ADDRESS.
+        pub logical_block_address: U32<BE>,
+        /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
+        pub transfer_length: U32<BE>,
+        /// GROUP NUMBER.
+        pub group_number: u8,
+        /// CONTROL.
+        pub control: u8,
+    }
 
-/// The typical 16-byte CDB with a long logical block address (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Cdb16 {
-    /// OPERATION CODE.
-    pub opcode: u8,
-    /// Command-specific bits.
-    pub flags: u8,
-    /// LOGICAL BLOCK ADDRESS.
-    pub logical_block_address: U64<BE>,
-    /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
-    pub transfer_length: U32<BE>,
-    /// GROUP NUMBER.
-    pub group_number: u8,
-    /// CONTROL.
-    pub control: u8,
-}
-const _: () = assert!(size_of::<Cdb16>() == 16);
+    /// The typical 16-byte CDB with a long logical block address (SPC-5).
+    pub struct Cdb16(16) {
+        /// OPERATION CODE.
+        pub opcode: u8,
+        /// Command-specific bits.
+        pub flags: u8,
+        /// LOGICAL BLOCK ADDRESS.
+        pub logical_block_address: U64<BE>,
+        /// TRANSFER LENGTH, ALLOCATION LENGTH or similar.
+        pub transfer_length: U32<BE>,
+        /// GROUP NUMBER.
+        pub group_number: u8,
+        /// CONTROL.
+        pub control: u8,
+    }
 
-/// INQUIRY (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Inquiry {
-    /// OPERATION CODE.
-    pub opcode: u8,
-    /// [`EVPD`].
-    pub flags: u8,
-    /// PAGE CODE.
-    pub page_code: u8,
-    /// ALLOCATION LENGTH, in bytes.
-    pub allocation_length: U16<BE>,
-    /// CONTROL.
-    pub control: u8,
+    /// INQUIRY (SPC-5).
+    pub struct Inquiry(6) {
+        /// OPERATION CODE.
+        pub opcode: u8,
+        /// [`EVPD`].
+        pub flags: u8,
+        /// PAGE CODE.
+        pub page_code: u8,
+        /// ALLOCATION LENGTH, in bytes.
+        pub allocation_length: U16<BE>,
+        /// CONTROL.
+        pub control: u8,
+    }
 }
-const _: () = assert!(size_of::<Inquiry>() == 6);
 
 /// INQUIRY: a vital product data page is requested.
 pub const EVPD: u8 = 1 << 0;

@@ -1,45 +1,43 @@
 //! INQUIRY data (SPC-5).
 
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, Unaligned};
+use crate::layout::layout;
+use zerocopy::{BigEndian as BE, U16};
 
-/// Standard INQUIRY data (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct StandardInquiry {
-    /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE.
-    pub peripheral: u8,
-    /// RMB.
-    pub removable: u8,
-    /// VERSION.
-    pub version: u8,
-    /// NORMACA, [`HISUP`] and [`RESPONSE_DATA_FORMAT`].
-    pub response_data_format: u8,
-    /// ADDITIONAL LENGTH: bytes that follow this one.
-    pub additional_length: u8,
-    /// SCCS, TPGS, 3PC and PROTECT.
-    pub flags_5: u8,
-    /// ENCSERV and MULTIP.
-    pub flags_6: u8,
-    /// CMDQUE.
-    pub flags_7: u8,
-    /// T10 VENDOR IDENTIFICATION.
-    pub t10_vendor_identification: [u8; 8],
-    /// PRODUCT IDENTIFICATION.
-    pub product_identification: [u8; 16],
-    /// PRODUCT REVISION LEVEL.
-    pub product_revision_level: [u8; 4],
-    /// Vendor specific.
-    pub vendor_specific: [u8; 20],
-    /// Obsolete.
-    pub obsolete: u8,
-    /// Reserved.
-    pub reserved: u8,
-    /// VERSION DESCRIPTORs, `VERSION_DESCRIPTOR_*`.
-    pub version_descriptors: [U16<BE>; 8],
-    /// Reserved.
-    pub reserved_too: [u8; 22],
+layout! {
+    /// Standard INQUIRY data (SPC-5).
+    pub struct StandardInquiry(96) {
+        /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE.
+        pub peripheral: u8,
+        /// RMB.
+        pub removable: u8,
+        /// VERSION.
+        pub version: u8,
+        /// NORMACA, [`HISUP`] and [`RESPONSE_DATA_FORMAT`].
+        pub response_data_format: u8,
+        /// ADDITIONAL LENGTH: bytes that follow this one.
+        pub additional_length: u8,
+        /// SCCS, TPGS, 3PC and PROTECT.
+        pub flags_5: u8,
+        /// ENCSERV and MULTIP.
+        pub flags_6: u8,
+        /// CMDQUE.
+        pub flags_7: u8,
+        /// T10 VENDOR IDENTIFICATION.
+        pub t10_vendor_identification: [u8; 8],
+        /// PRODUCT IDENTIFICATION.
+        pub product_identification: [u8; 16],
+        /// PRODUCT REVISION LEVEL.
+        pub product_revision_level: [u8; 4],
+        /// Vendor specific.
+        pub vendor_specific: [u8; 20],
+        /// Obsolete.
+        pub obsolete: u8,
+        pub reserved: u8 = 0,
+        /// VERSION DESCRIPTORs, `VERSION_DESCRIPTOR_*`.
+        pub version_descriptors: [U16<BE>; 8],
+        pub reserved_too: [u8; 22] = 0,
+    }
 }
-const _: () = assert!(size_of::<StandardInquiry>() == 96);
 
 /// PERIPHERAL DEVICE TYPE of a direct access block device.
 pub const DEVICE_TYPE_BLOCK: u8 = 0x00;

@@ -1,107 +1,88 @@
 //! PERSISTENT RESERVE IN and OUT: parameter data (SPC-5).
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, U16, U32, U64};
 
-/// The basic PERSISTENT RESERVE OUT parameter list; with [`SPEC_I_PT`] TransportIDs follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReserveOut {
-    /// RESERVATION KEY.
-    pub reservation_key: U64<BE>,
-    /// SERVICE ACTION RESERVATION KEY.
-    pub service_action_reservation_key: U64<BE>,
-    /// Obsolete.
-    pub obsolete: [u8; 4],
-    /// [`SPEC_I_PT`], [`ALL_TG_PT`], [`APTPL`].
-    pub flags: u8,
-    /// Reserved and obsolete.
-    pub reserved: [u8; 3],
-}
-const _: () = assert!(size_of::<ReserveOut>() == 24);
+layout! {
+    /// The basic PERSISTENT RESERVE OUT parameter list; with [`SPEC_I_PT`] TransportIDs follow.
+    pub struct ReserveOut(24) {
+        /// RESERVATION KEY.
+        pub reservation_key: U64<BE>,
+        /// SERVICE ACTION RESERVATION KEY.
+        pub service_action_reservation_key: U64<BE>,
+        /// Obsolete.
+        pub obsolete: [u8; 4],
+        /// [`SPEC_I_PT`], [`ALL_TG_PT`], [`APTPL`].
+        pub flags: u8,
+        /// Reserved and obsolete.
+        pub reserved: [u8; 3],
+    }
 
-/// The parameter list of REGISTER AND MOVE; a TransportID follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct RegisterAndMove {
-    /// RESERVATION KEY.
-    pub reservation_key: U64<BE>,
-    /// SERVICE ACTION RESERVATION KEY.
-    pub service_action_reservation_key: U64<BE>,
-    /// Reserved.
-    pub reserved: u8,
-    /// [`UNREG`] and [`APTPL`].
-    pub flags: u8,
-    /// RELATIVE TARGET PORT IDENTIFIER.
-    pub relative_target_port_identifier: U16<BE>,
-    /// TRANSPORTID PARAMETER DATA LENGTH, in bytes.
-    pub transport_id_length: U32<BE>,
-}
-const _: () = assert!(size_of::<RegisterAndMove>() == 24);
+    /// The parameter list of REGISTER AND MOVE; a TransportID follows.
+    pub struct RegisterAndMove(24) {
+        /// RESERVATION KEY.
+        pub reservation_key: U64<BE>,
+        /// SERVICE ACTION RESERVATION KEY.
+        pub service_action_reservation_key: U64<BE>,
+        pub reserved: u8 = 0,
+        /// [`UNREG`] and [`APTPL`].
+        pub flags: u8,
+        /// RELATIVE TARGET PORT IDENTIFIER.
+        pub relative_target_port_identifier: U16<BE>,
+        /// TRANSPORTID PARAMETER DATA LENGTH, in bytes.
+        pub transport_id_length: U32<BE>,
+    }
 
-/// Header of READ KEYS, READ RESERVATION and READ FULL STATUS data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReserveInHeader {
-    /// PRGENERATION.
-    pub generation: U32<BE>,
-    /// ADDITIONAL LENGTH: bytes that follow.
-    pub additional_length: U32<BE>,
-}
-const _: () = assert!(size_of::<ReserveInHeader>() == 8);
+    /// Header of READ KEYS, READ RESERVATION and READ FULL STATUS data.
+    pub struct ReserveInHeader(8) {
+        /// PRGENERATION.
+        pub generation: U32<BE>,
+        /// ADDITIONAL LENGTH: bytes that follow.
+        pub additional_length: U32<BE>,
+    }
 
-/// Reservation descriptor of READ RESERVATION.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ReservationDescriptor {
-    /// RESERVATION KEY; 0 if all registrants hold the reservation.
-    pub reservation_key: U64<BE>,
-    /// Obsolete and reserved.
-    pub obsolete: [u8; 5],
-    /// SCOPE and TYPE.
-    pub scope_and_type: u8,
-    /// Obsolete.
-    pub obsolete_too: [u8; 2],
-}
-const _: () = assert!(size_of::<ReservationDescriptor>() == 16);
+    /// Reservation descriptor of READ RESERVATION.
+    pub struct ReservationDescriptor(16) {
+        /// RESERVATION KEY; 0 if all registrants hold the reservation.
+        pub reservation_key: U64<BE>,
+        /// Obsolete and reserved.
+        pub obsolete: [u8; 5],
+        /// SCOPE and TYPE.
+        pub scope_and_type: u8,
+        /// Obsolete.
+        pub obsolete_too: [u8; 2],
+    }
 
-/// REPORT CAPABILITIES data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Capabilities {
-    /// LENGTH: 8.
-    pub length: U16<BE>,
-    /// CRH, [`SIP_C`], [`ATP_C`], [`PTPL_C`].
-    pub flags_2: u8,
-    /// [`TMV`], ALLOW COMMANDS, [`PTPL_A`].
-    pub flags_3: u8,
-    /// PERSISTENT RESERVATION TYPE MASK.
-    pub type_mask: U16<BE>,
-    /// Reserved.
-    pub reserved: [u8; 2],
-}
-const _: () = assert!(size_of::<Capabilities>() == 8);
+    /// REPORT CAPABILITIES data.
+    pub struct Capabilities(8) {
+        /// LENGTH: 8.
+        pub length: U16<BE>,
+        /// CRH, [`SIP_C`], [`ATP_C`], [`PTPL_C`].
+        pub flags_2: u8,
+        /// [`TMV`], ALLOW COMMANDS, [`PTPL_A`].
+        pub flags_3: u8,
+        /// PERSISTENT RESERVATION TYPE MASK.
+        pub type_mask: U16<BE>,
+        pub reserved: [u8; 2] = 0,
+    }
 
-/// One registration in READ FULL STATUS; its TransportID follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct FullStatusDescriptor {
-    /// RESERVATION KEY.
-    pub reservation_key: U64<BE>,
-    /// Reserved.
-    pub reserved: [u8; 4],
-    /// ALL_TG_PT and [`R_HOLDER`].
-    pub flags: u8,
-    /// SCOPE and TYPE of the holder's reservation.
-    pub scope_and_type: u8,
-    /// Reserved.
-    pub reserved_too: [u8; 4],
-    /// RELATIVE TARGET PORT IDENTIFIER.
-    pub relative_target_port_identifier: U16<BE>,
-    /// ADDITIONAL DESCRIPTOR LENGTH: bytes of TransportID.
-    pub additional_descriptor_length: U32<BE>,
+    /// One registration in READ FULL STATUS; its TransportID follows.
+    pub struct FullStatusDescriptor(24) {
+        /// RESERVATION KEY.
+        pub reservation_key: U64<BE>,
+        pub reserved: [u8; 4] = 0,
+        /// ALL_TG_PT and [`R_HOLDER`].
+        pub flags: u8,
+        /// SCOPE and TYPE of the holder's reservation.
+        pub scope_and_type: u8,
+        pub reserved_too: [u8; 4] = 0,
+        /// RELATIVE TARGET PORT IDENTIFIER.
+        pub relative_target_port_identifier: U16<BE>,
+        /// ADDITIONAL DESCRIPTOR LENGTH: bytes of TransportID.
+        pub additional_descriptor_length: U32<BE>,
+    }
 }
-const _: () = assert!(size_of::<FullStatusDescriptor>() == 24);
 
 open_enum! {
     /// TYPE of a persistent reservation (SPC-5).

@@ -1,85 +1,72 @@
 //! Sense data (SPC-5).
 
+use crate::layout::layout;
 use crate::open_enum::open_enum;
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use zerocopy::{BigEndian as BE, U16, U32, U64};
 
-/// Fixed format sense data (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct FixedSense {
-    /// [`VALID`] and [`FIXED_CURRENT`] or [`FIXED_DEFERRED`].
-    pub response_code: u8,
-    /// Obsolete.
-    pub obsolete: u8,
-    /// FILEMARK, EOM, ILI, SDAT_OVFL and the sense key.
-    pub flags_and_key: u8,
-    /// INFORMATION.
-    pub information: U32<BE>,
-    /// ADDITIONAL SENSE LENGTH: bytes that follow this one.
-    pub additional_sense_length: u8,
-    /// COMMAND-SPECIFIC INFORMATION.
-    pub command_specific_information: U32<BE>,
-    /// ADDITIONAL SENSE CODE and its qualifier.
-    pub additional_sense_code: U16<BE>,
-    /// FIELD REPLACEABLE UNIT CODE.
-    pub field_replaceable_unit_code: u8,
-    /// SENSE KEY SPECIFIC with [`SKSV`].
-    pub sense_key_specific: [u8; 3],
-}
-const _: () = assert!(size_of::<FixedSense>() == 18);
+layout! {
+    /// Fixed format sense data (SPC-5).
+    pub struct FixedSense(18) {
+        /// [`VALID`] and [`FIXED_CURRENT`] or [`FIXED_DEFERRED`].
+        pub response_code: u8,
+        /// Obsolete.
+        pub obsolete: u8,
+        /// FILEMARK, EOM, ILI, SDAT_OVFL and the sense key.
+        pub flags_and_key: u8,
+        /// INFORMATION.
+        pub information: U32<BE>,
+        /// ADDITIONAL SENSE LENGTH: bytes that follow this one.
+        pub additional_sense_length: u8,
+        /// COMMAND-SPECIFIC INFORMATION.
+        pub command_specific_information: U32<BE>,
+        /// ADDITIONAL SENSE CODE and its qualifier.
+        pub additional_sense_code: U16<BE>,
+        /// FIELD REPLACEABLE UNIT CODE.
+        pub field_replaceable_unit_code: u8,
+        /// SENSE KEY SPECIFIC with [`SKSV`].
+        pub sense_key_specific: [u8; 3],
+    }
 
-/// Header of descriptor format sense data (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct DescriptorSense {
-    /// [`DESCRIPTOR_CURRENT`] or [`DESCRIPTOR_DEFERRED`].
-    pub response_code: u8,
-    /// The sense key.
-    pub sense_key: u8,
-    /// ADDITIONAL SENSE CODE and its qualifier.
-    pub additional_sense_code: U16<BE>,
-    /// SDAT_OVFL.
-    pub flags: u8,
-    /// Reserved.
-    pub reserved: [u8; 2],
-    /// ADDITIONAL SENSE LENGTH: bytes of descriptors that follow.
-    pub additional_sense_length: u8,
-}
-const _: () = assert!(size_of::<DescriptorSense>() == 8);
+    /// Header of descriptor format sense data (SPC-5).
+    pub struct DescriptorSense(8) {
+        /// [`DESCRIPTOR_CURRENT`] or [`DESCRIPTOR_DEFERRED`].
+        pub response_code: u8,
+        /// The sense key.
+        pub sense_key: u8,
+        /// ADDITIONAL SENSE CODE and its qualifier.
+        pub additional_sense_code: U16<BE>,
+        /// SDAT_OVFL.
+        pub flags: u8,
+        pub reserved: [u8; 2] = 0,
+        /// ADDITIONAL SENSE LENGTH: bytes of descriptors that follow.
+        pub additional_sense_length: u8,
+    }
 
-/// The information descriptor (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct InformationDescriptor {
-    /// DESCRIPTOR TYPE: 0.
-    pub descriptor_type: u8,
-    /// ADDITIONAL LENGTH: 10.
-    pub additional_length: u8,
-    /// [`VALID`].
-    pub valid: u8,
-    /// Reserved.
-    pub reserved: u8,
-    /// INFORMATION.
-    pub information: U64<BE>,
-}
-const _: () = assert!(size_of::<InformationDescriptor>() == 12);
+    /// The information descriptor (SPC-5).
+    pub struct InformationDescriptor(12) {
+        /// DESCRIPTOR TYPE: 0.
+        pub descriptor_type: u8,
+        /// ADDITIONAL LENGTH: 10.
+        pub additional_length: u8,
+        /// [`VALID`].
+        pub valid: u8,
+        pub reserved: u8 = 0,
+        /// INFORMATION.
+        pub information: U64<BE>,
+    }
 
-/// The sense key specific descriptor (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct SenseKeySpecificDescriptor {
-    /// DESCRIPTOR TYPE: 2.
-    pub descriptor_type: u8,
-    /// ADDITIONAL LENGTH: 6.
-    pub additional_length: u8,
-    /// Reserved.
-    pub reserved: [u8; 2],
-    /// SENSE KEY SPECIFIC with [`SKSV`].
-    pub sense_key_specific: [u8; 3],
-    /// Reserved.
-    pub reserved_too: u8,
+    /// The sense key specific descriptor (SPC-5).
+    pub struct SenseKeySpecificDescriptor(8) {
+        /// DESCRIPTOR TYPE: 2.
+        pub descriptor_type: u8,
+        /// ADDITIONAL LENGTH: 6.
+        pub additional_length: u8,
+        pub reserved: [u8; 2] = 0,
+        /// SENSE KEY SPECIFIC with [`SKSV`].
+        pub sense_key_specific: [u8; 3],
+        pub reserved_too: u8 = 0,
+    }
 }
-const _: () = assert!(size_of::<SenseKeySpecificDescriptor>() == 8);
 
 open_enum! {
     /// SENSE KEY (SPC-5).
@@ -109,9 +96,7 @@ open_enum! {
         /// The command completed; sense data has additional information.
         COMPLETED = 0xf,
     }
-}
 
-open_enum! {
     /// ADDITIONAL SENSE CODE in the upper byte, its qualifier in the lower (SPC-5 annex F.1).
     pub enum Asc(u16) {
         /// NO ADDITIONAL SENSE INFORMATION.

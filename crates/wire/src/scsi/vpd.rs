@@ -1,120 +1,104 @@
 //! Vital product data (SPC-5, SBC-4).
 
-use zerocopy::{BigEndian as BE, FromBytes, Immutable, IntoBytes, KnownLayout, U16, U32, U64, Unaligned};
+use crate::layout::layout;
+use zerocopy::{BigEndian as BE, U16, U32, U64};
 
-/// Header of a VPD page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct VpdHeader {
-    /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE.
-    pub peripheral: u8,
-    /// PAGE CODE, `PAGE_*`.
-    pub page_code: u8,
-    /// PAGE LENGTH: bytes that follow.
-    pub page_length: U16<BE>,
-}
-const _: () = assert!(size_of::<VpdHeader>() == 4);
+layout! {
+    /// Header of a VPD page.
+    pub struct VpdHeader(4) {
+        /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE.
+        pub peripheral: u8,
+        /// PAGE CODE, `PAGE_*`.
+        pub page_code: u8,
+        /// PAGE LENGTH: bytes that follow.
+        pub page_length: U16<BE>,
+    }
 
-/// Header of a designation descriptor (SPC-5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct DesignatorHeader {
-    /// PROTOCOL IDENTIFIER and CODE SET.
-    pub protocol_and_code_set: u8,
-    /// [`PIV`], ASSOCIATION and DESIGNATOR TYPE.
-    pub association_and_type: u8,
-    /// Reserved.
-    pub reserved: u8,
-    /// DESIGNATOR LENGTH: bytes that follow.
-    pub designator_length: u8,
-}
-const _: () = assert!(size_of::<DesignatorHeader>() == 4);
+    /// Header of a designation descriptor (SPC-5).
+    pub struct DesignatorHeader(4) {
+        /// PROTOCOL IDENTIFIER and CODE SET.
+        pub protocol_and_code_set: u8,
+        /// [`PIV`], ASSOCIATION and DESIGNATOR TYPE.
+        pub association_and_type: u8,
+        pub reserved: u8 = 0,
+        /// DESIGNATOR LENGTH: bytes that follow.
+        pub designator_length: u8,
+    }
 
-/// Extended INQUIRY Data page (SPC-5), without its header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct ExtendedInquiry {
-    /// ACTIVATE MICROCODE, SPT, GRD_CHK, APP_CHK, REF_CHK.
-    pub protection: u8,
-    /// UASK_SUP, GROUP_SUP, PRIOR_SUP, HEADSUP, ORDSUP and [`SIMPSUP`].
-    pub task_attributes: u8,
-    /// WU_SUP, CRD_SUP, NV_SUP and [`V_SUP`].
-    pub caches: u8,
-    /// NO_PI_CHK, P_I_I_SUP and [`LUICLR`].
-    pub flags_7: u8,
-    /// The remaining fields.
-    pub rest: [u8; 56],
-}
-const _: () = assert!(size_of::<ExtendedInquiry>() == 60);
+    /// Extended INQUIRY Data page (SPC-5), without its header.
+    pub struct ExtendedInquiry(60) {
+        /// ACTIVATE MICROCODE, SPT, GRD_CHK, APP_CHK, REF_CHK.
+        pub protection: u8,
+        /// UASK_SUP, GROUP_SUP, PRIOR_SUP, HEADSUP, ORDSUP and [`SIMPSUP`].
+        pub task_attributes: u8,
+        /// WU_SUP, CRD_SUP, NV_SUP and [`V_SUP`].
+        pub caches: u8,
+        /// NO_PI_CHK, P_I_I_SUP and [`LUICLR`].
+        pub flags_7: u8,
+        /// The remaining fields.
+        pub rest: [u8; 56],
+    }
 
-/// Block Limits page (SBC-4), without its header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct BlockLimits {
-    /// WSNZ: WRITE SAME with a length of 0 is rejected.
-    pub flags: u8,
-    /// MAXIMUM COMPARE AND WRITE LENGTH.
-    pub maximum_compare_and_write_length: u8,
-    /// OPTIMAL TRANSFER LENGTH GRANULARITY.
-    pub optimal_transfer_length_granularity: U16<BE>,
-    /// MAXIMUM TRANSFER LENGTH.
-    pub maximum_transfer_length: U32<BE>,
-    /// OPTIMAL TRANSFER LENGTH.
-    pub optimal_transfer_length: U32<BE>,
-    /// MAXIMUM PREFETCH LENGTH.
-    pub maximum_prefetch_length: U32<BE>,
-    /// MAXIMUM UNMAP LBA COUNT; FFFFFFFFh for no limit.
-    pub maximum_unmap_lba_count: U32<BE>,
-    /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT.
-    pub maximum_unmap_block_descriptor_count: U32<BE>,
-    /// OPTIMAL UNMAP GRANULARITY.
-    pub optimal_unmap_granularity: U32<BE>,
-    /// UGAVALID and UNMAP GRANULARITY ALIGNMENT.
-    pub unmap_granularity_alignment: U32<BE>,
-    /// MAXIMUM WRITE SAME LENGTH; 0 for no limit.
-    pub maximum_write_same_length: U64<BE>,
-    /// MAXIMUM ATOMIC TRANSFER LENGTH.
-    pub maximum_atomic_transfer_length: U32<BE>,
-    /// ATOMIC ALIGNMENT.
-    pub atomic_alignment: U32<BE>,
-    /// ATOMIC TRANSFER LENGTH GRANULARITY.
-    pub atomic_transfer_length_granularity: U32<BE>,
-    /// MAXIMUM ATOMIC TRANSFER LENGTH WITH ATOMIC BOUNDARY.
-    pub maximum_atomic_transfer_length_with_boundary: U32<BE>,
-    /// MAXIMUM ATOMIC BOUNDARY SIZE.
-    pub maximum_atomic_boundary_size: U32<BE>,
-}
-const _: () = assert!(size_of::<BlockLimits>() == 60);
+    /// Block Limits page (SBC-4), without its header.
+    pub struct BlockLimits(60) {
+        /// WSNZ: WRITE SAME with a length of 0 is rejected.
+        pub flags: u8,
+        /// MAXIMUM COMPARE AND WRITE LENGTH.
+        pub maximum_compare_and_write_length: u8,
+        /// OPTIMAL TRANSFER LENGTH GRANULARITY.
+        pub optimal_transfer_length_granularity: U16<BE>,
+        /// MAXIMUM TRANSFER LENGTH.
+        pub maximum_transfer_length: U32<BE>,
+        /// OPTIMAL TRANSFER LENGTH.
+        pub optimal_transfer_length: U32<BE>,
+        /// MAXIMUM PREFETCH LENGTH.
+        pub maximum_prefetch_length: U32<BE>,
+        /// MAXIMUM UNMAP LBA COUNT; FFFFFFFFh for no limit.
+        pub maximum_unmap_lba_count: U32<BE>,
+        /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT.
+        pub maximum_unmap_block_descriptor_count: U32<BE>,
+        /// OPTIMAL UNMAP GRANULARITY.
+        pub optimal_unmap_granularity: U32<BE>,
+        /// UGAVALID and UNMAP GRANULARITY ALIGNMENT.
+        pub unmap_granularity_alignment: U32<BE>,
+        /// MAXIMUM WRITE SAME LENGTH; 0 for no limit.
+        pub maximum_write_same_length: U64<BE>,
+        /// MAXIMUM ATOMIC TRANSFER LENGTH.
+        pub maximum_atomic_transfer_length: U32<BE>,
+        /// ATOMIC ALIGNMENT.
+        pub atomic_alignment: U32<BE>,
+        /// ATOMIC TRANSFER LENGTH GRANULARITY.
+        pub atomic_transfer_length_granularity: U32<BE>,
+        /// MAXIMUM ATOMIC TRANSFER LENGTH WITH ATOMIC BOUNDARY.
+        pub maximum_atomic_transfer_length_with_boundary: U32<BE>,
+        /// MAXIMUM ATOMIC BOUNDARY SIZE.
+        pub maximum_atomic_boundary_size: U32<BE>,
+    }
 
-/// Block Device Characteristics page (SBC-4), without its header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct BlockDeviceCharacteristics {
-    /// MEDIUM ROTATION RATE: [`ROTATION_NOT_REPORTED`], [`ROTATION_NONE`] or a rate per minute.
-    pub medium_rotation_rate: U16<BE>,
-    /// PRODUCT TYPE.
-    pub product_type: u8,
-    /// WABEREQ, WACEREQ (results of reads after SANITIZE) and NOMINAL FORM FACTOR.
-    pub reads_after_erase: u8,
-    /// FUAB, VBULS and reserved bits.
-    pub rest: [u8; 56],
-}
-const _: () = assert!(size_of::<BlockDeviceCharacteristics>() == 60);
+    /// Block Device Characteristics page (SBC-4), without its header.
+    pub struct BlockDeviceCharacteristics(60) {
+        /// MEDIUM ROTATION RATE: [`ROTATION_NOT_REPORTED`], [`ROTATION_NONE`] or a rate per minute.
+        pub medium_rotation_rate: U16<BE>,
+        /// PRODUCT TYPE.
+        pub product_type: u8,
+        /// WABEREQ, WACEREQ (results of reads after SANITIZE) and NOMINAL FORM FACTOR.
+        pub reads_after_erase: u8,
+        /// FUAB, VBULS and reserved bits.
+        pub rest: [u8; 56],
+    }
 
-/// Logical Block Provisioning page (SBC-4), without its header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct LogicalBlockProvisioning {
-    /// THRESHOLD EXPONENT.
-    pub threshold_exponent: u8,
-    /// [`LBPU`], [`LBPWS`], [`LBPWS10`], [`LBPRZ_ZEROES`], [`ANC_SUP`], DP.
-    pub flags: u8,
-    /// [`PROVISIONING_FULL`] or [`PROVISIONING_THIN`].
-    pub provisioning_type: u8,
-    /// THRESHOLD PERCENTAGE.
-    pub threshold_percentage: u8,
+    /// Logical Block Provisioning page (SBC-4), without its header.
+    pub struct LogicalBlockProvisioning(4) {
+        /// THRESHOLD EXPONENT.
+        pub threshold_exponent: u8,
+        /// [`LBPU`], [`LBPWS`], [`LBPWS10`], [`LBPRZ_ZEROES`], [`ANC_SUP`], DP.
+        pub flags: u8,
+        /// [`PROVISIONING_FULL`] or [`PROVISIONING_THIN`].
+        pub provisioning_type: u8,
+        /// THRESHOLD PERCENTAGE.
+        pub threshold_percentage: u8,
+    }
 }
-const _: () = assert!(size_of::<LogicalBlockProvisioning>() == 4);
 
 /// Supported VPD Pages.
 pub const PAGE_SUPPORTED: u8 = 0x00;

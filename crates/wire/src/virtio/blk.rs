@@ -3,67 +3,60 @@
 //! A request is a chain of buffers: [`RequestHeader`] and the data of a write, which the device
 //! reads; the data of a read and one byte of [`Status`], which the device writes.
 
+use crate::layout::native_layout;
 use crate::open_enum::open_enum;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The configuration space (`struct virtio_blk_config`), up to the limits of write zeroes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct Config {
-    /// Size in sectors of 512 bytes.
-    pub capacity: U64,
-    /// Length of the longest buffer in bytes; not offered here.
-    pub size_max: U32,
-    /// Largest number of data buffers of a request.
-    pub seg_max: U32,
-    /// Cylinders, heads and sectors; not offered here.
-    pub geometry: U32,
-    /// Logical block in bytes.
-    pub blk_size: U32,
-    /// Physical block in logical blocks, as a power of two.
-    pub physical_block_exp: u8,
-    /// Offset of the first aligned logical block.
-    pub alignment_offset: u8,
-    /// Suggested minimum length in logical blocks.
-    pub min_io_size: U16,
-    /// Optimal length in logical blocks.
-    pub opt_io_size: U32,
-    /// Whether the cache is write-back, if the driver may choose; not offered here.
-    pub writeback: u8,
-    /// Reserved: 0.
-    pub unused0: u8,
-    /// Number of queues.
-    pub num_queues: U16,
-    /// Longest discard in sectors of 512 bytes.
-    pub max_discard_sectors: U32,
-    /// Largest number of ranges of a discard.
-    pub max_discard_seg: U32,
-    /// Alignment of discards in sectors of 512 bytes.
-    pub discard_sector_alignment: U32,
-    /// Longest range of zeroes in sectors of 512 bytes.
-    pub max_write_zeroes_sectors: U32,
-    /// Largest number of ranges of zeroes.
-    pub max_write_zeroes_seg: U32,
-    /// Whether zeroes may deallocate.
-    pub write_zeroes_may_unmap: u8,
-    /// Reserved: 0.
-    pub unused1: [u8; 3],
-}
-const _: () = assert!(size_of::<Config>() == 60);
+native_layout! {
+    /// The configuration space (`struct virtio_blk_config`), up to the limits of write zeroes.
+    pub struct Config(60) {
+        /// Size in sectors of 512 bytes.
+        pub capacity: U64,
+        /// Length of the longest buffer in bytes; not offered here.
+        pub size_max: U32,
+        /// Largest number of data buffers of a request.
+        pub seg_max: U32,
+        /// Cylinders, heads and sectors; not offered here.
+        pub geometry: U32,
+        /// Logical block in bytes.
+        pub blk_size: U32,
+        /// Physical block in logical blocks, as a power of two.
+        pub physical_block_exp: u8,
+        /// Offset of the first aligned logical block.
+        pub alignment_offset: u8,
+        /// Suggested minimum length in logical blocks.
+        pub min_io_size: U16,
+        /// Optimal length in logical blocks.
+        pub opt_io_size: U32,
+        /// Whether the cache is write-back, if the driver may choose; not offered here.
+        pub writeback: u8,
+        pub unused0: u8 = 0,
+        /// Number of queues.
+        pub num_queues: U16,
+        /// Longest discard in sectors of 512 bytes.
+        pub max_discard_sectors: U32,
+        /// Largest number of ranges of a discard.
+        pub max_discard_seg: U32,
+        /// Alignment of discards in sectors of 512 bytes.
+        pub discard_sector_alignment: U32,
+        /// Longest range of zeroes in sectors of 512 bytes.
+        pub max_write_zeroes_sectors: U32,
+        /// Largest number of ranges of zeroes.
+        pub max_write_zeroes_seg: U32,
+        /// Whether zeroes may deallocate.
+        pub write_zeroes_may_unmap: u8,
+        pub unused1: [u8; 3] = 0,
+    }
 
-/// The first 16 bytes of a request (`struct virtio_blk_req`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct RequestHeader {
-    /// A [`RequestType`].
-    pub kind: U32,
-    /// Reserved: 0.
-    pub reserved: U32,
-    /// First sector of 512 bytes of a read or a write.
-    pub sector: U64,
+    /// The first 16 bytes of a request (`struct virtio_blk_req`).
+    pub struct RequestHeader(16) {
+        /// A [`RequestType`].
+        pub kind: U32,
+        pub reserved: U32 = 0,
+        /// First sector of 512 bytes of a read or a write.
+        pub sector: U64,
+    }
 }
-const _: () = assert!(size_of::<RequestHeader>() == 16);
 
 open_enum! {
     /// What a request asks for (`VIRTIO_BLK_T_*`).
@@ -81,9 +74,7 @@ open_enum! {
         /// Write zeroes.
         WRITE_ZEROES = 13,
     }
-}
 
-open_enum! {
     /// The result of a request (`VIRTIO_BLK_S_*`).
     pub enum Status(u8) {
         /// It has succeeded.
@@ -95,18 +86,17 @@ open_enum! {
     }
 }
 
-/// A range of a discard or of zeroes (`struct virtio_blk_discard_write_zeroes`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct SectorRange {
-    /// First sector of 512 bytes.
-    pub sector: U64,
-    /// Number of sectors.
-    pub num_sectors: U32,
-    /// [`RANGE_F_UNMAP`].
-    pub flags: U32,
+native_layout! {
+    /// A range of a discard or of zeroes (`struct virtio_blk_discard_write_zeroes`).
+    pub struct SectorRange(16) {
+        /// First sector of 512 bytes.
+        pub sector: U64,
+        /// Number of sectors.
+        pub num_sectors: U32,
+        /// [`RANGE_F_UNMAP`].
+        pub flags: U32,
+    }
 }
-const _: () = assert!(size_of::<SectorRange>() == 16);
 
 /// Zeroes may deallocate the range.
 pub const RANGE_F_UNMAP: u32 = 1;

@@ -7,23 +7,22 @@
 //!   used ring          flags, idx 2 bytes each, ring[size] 8 bytes each, avail_event 2 bytes
 //! ```
 
+use crate::layout::native_layout;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A descriptor (`struct virtq_desc`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct Desc {
-    /// Guest address of the buffer.
-    pub addr: U64,
-    /// Length of the buffer in bytes.
-    pub len: U32,
-    /// `VIRTQ_DESC_F_*`.
-    pub flags: U16,
-    /// The next descriptor of the chain.
-    pub next: U16,
+native_layout! {
+    /// A descriptor (`struct virtq_desc`).
+    pub struct Desc(16) {
+        /// Guest address of the buffer.
+        pub addr: U64,
+        /// Length of the buffer in bytes.
+        pub len: U32,
+        /// `VIRTQ_DESC_F_*`.
+        pub flags: U16,
+        /// The next descriptor of the chain.
+        pub next: U16,
+    }
 }
-const _: () = assert!(size_of::<Desc>() == 16);
 
 impl Desc {
     /// Whether a flag is set.
@@ -80,6 +79,7 @@ pub const MAX_QUEUE_SIZE: u16 = 32_768;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     #[test]
     fn areas_have_the_lengths_of_the_standard() {

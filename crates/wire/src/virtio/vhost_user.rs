@@ -4,21 +4,20 @@
 //! A message is a [`MessageHeader`] and a payload; file descriptors travel beside it (SCM_RIGHTS).
 //! Numbers have the machine's own byte order.
 
+use crate::layout::native_layout;
 use crate::open_enum::open_enum;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The start of a message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct MessageHeader {
-    /// A [`FrontendRequest`] or a [`BackendRequest`].
-    pub request: u32,
-    /// The version in the lowest 2 bits, [`MESSAGE_F_REPLY`] and [`MESSAGE_F_NEED_REPLY`].
-    pub flags: u32,
-    /// Length of the payload in bytes.
-    pub size: u32,
+native_layout! {
+    /// The start of a message.
+    pub struct MessageHeader(12) {
+        /// A [`FrontendRequest`] or a [`BackendRequest`].
+        pub request: u32,
+        /// The version in the lowest 2 bits, [`MESSAGE_F_REPLY`] and [`MESSAGE_F_NEED_REPLY`].
+        pub flags: u32,
+        /// Length of the payload in bytes.
+        pub size: u32,
+    }
 }
-const _: () = assert!(size_of::<MessageHeader>() == 12);
 
 /// The version of the protocol.
 pub const MESSAGE_VERSION: u32 = 1;
@@ -87,9 +86,7 @@ open_enum! {
         /// Removes a memory region.
         REM_MEM_REG = 38,
     }
-}
 
-open_enum! {
     /// Requests of the back end (`VHOST_USER_BACKEND_*`).
     pub enum BackendRequest(u32) {
         /// The configuration space has changed.
@@ -118,110 +115,93 @@ bitflags::bitflags! {
     }
 }
 
-/// A region of the guest's memory (`VhostUserMemoryRegion`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct MemoryRegion {
-    /// The guest's address.
-    pub guest_addr: u64,
-    /// Length in bytes.
-    pub size: u64,
-    /// The front end's own address.
-    pub user_addr: u64,
-    /// Offset in the file.
-    pub mmap_offset: u64,
-}
-const _: () = assert!(size_of::<MemoryRegion>() == 32);
+native_layout! {
+    /// A region of the guest's memory (`VhostUserMemoryRegion`).
+    pub struct MemoryRegion(32) {
+        /// The guest's address.
+        pub guest_addr: u64,
+        /// Length in bytes.
+        pub size: u64,
+        /// The front end's own address.
+        pub user_addr: u64,
+        /// Offset in the file.
+        pub mmap_offset: u64,
+    }
 
-/// The start of a memory table; [`MemoryRegion`]s follow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct MemoryTableHeader {
-    /// Number of regions.
-    pub num_regions: u32,
-    /// Reserved: 0.
-    pub padding: u32,
-}
-const _: () = assert!(size_of::<MemoryTableHeader>() == 8);
+    /// The start of a memory table; [`MemoryRegion`]s follow.
+    pub struct MemoryTableHeader(8) {
+        /// Number of regions.
+        pub num_regions: u32,
+        pub padding: u32 = 0,
+    }
 
-/// A region that is added or removed alone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct SingleMemoryRegion {
-    /// Reserved: 0.
-    pub padding: u64,
-    /// The region.
-    pub region: MemoryRegion,
-}
-const _: () = assert!(size_of::<SingleMemoryRegion>() == 40);
+    /// A region that is added or removed alone.
+    pub struct SingleMemoryRegion(40) {
+        pub padding: u64 = 0,
+        /// The region.
+        pub region: MemoryRegion,
+    }
 
-/// A number of a virtqueue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct VringState {
-    /// The virtqueue.
-    pub index: u32,
-    /// Its size, its next index, or whether it is enabled.
-    pub num: u32,
-}
-const _: () = assert!(size_of::<VringState>() == 8);
+    /// A number of a virtqueue.
+    pub struct VringState(8) {
+        /// The virtqueue.
+        pub index: u32,
+        /// Its size, its next index, or whether it is enabled.
+        pub num: u32,
+    }
 
-/// Where a virtqueue is, in the front end's own addresses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct VringAddr {
-    /// The virtqueue.
-    pub index: u32,
-    /// Whether writes to the used ring are logged.
-    pub flags: u32,
-    /// The descriptor table.
-    pub descriptor: u64,
-    /// The used ring.
-    pub used: u64,
-    /// The available ring.
-    pub available: u64,
-    /// Where writes to the used ring are logged.
-    pub log: u64,
+    /// Where a virtqueue is, in the front end's own addresses.
+    pub struct VringAddr(40) {
+        /// The virtqueue.
+        pub index: u32,
+        /// Whether writes to the used ring are logged.
+        pub flags: u32,
+        /// The descriptor table.
+        pub descriptor: u64,
+        /// The used ring.
+        pub used: u64,
+        /// The available ring.
+        pub available: u64,
+        /// Where writes to the used ring are logged.
+        pub log: u64,
+    }
 }
-const _: () = assert!(size_of::<VringAddr>() == 40);
 
 /// In the number beside an event descriptor: there is none.
 pub const VRING_NOFD: u64 = 1 << 8;
 /// Bits of the virtqueue in that number.
 pub const VRING_INDEX_MASK: u64 = 0xff;
 
-/// The start of an access to the configuration space; its bytes follow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct ConfigHeader {
-    /// Offset in bytes.
-    pub offset: u32,
-    /// Length in bytes.
-    pub size: u32,
-    /// Whether the write is part of a migration.
-    pub flags: u32,
+native_layout! {
+    /// The start of an access to the configuration space; its bytes follow.
+    pub struct ConfigHeader(12) {
+        /// Offset in bytes.
+        pub offset: u32,
+        /// Length in bytes.
+        pub size: u32,
+        /// Whether the write is part of a migration.
+        pub flags: u32,
+    }
 }
-const _: () = assert!(size_of::<ConfigHeader>() == 12);
 
 /// Length of the longest access to the configuration space.
 pub const MAX_CONFIG_LEN: usize = 256;
 
-/// Memory that records requests in flight (`VhostUserInflight`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
-#[repr(C)]
-pub struct Inflight {
-    /// Length in bytes.
-    pub mmap_size: u64,
-    /// Offset in the file.
-    pub mmap_offset: u64,
-    /// Number of virtqueues.
-    pub num_queues: u16,
-    /// Size of each.
-    pub queue_size: u16,
-    /// Padding: 0.
-    pub padding: u32,
+native_layout! {
+    /// Memory that records requests in flight (`VhostUserInflight`).
+    pub struct Inflight(24) {
+        /// Length in bytes.
+        pub mmap_size: u64,
+        /// Offset in the file.
+        pub mmap_offset: u64,
+        /// Number of virtqueues.
+        pub num_queues: u16,
+        /// Size of each.
+        pub queue_size: u16,
+        /// Padding: 0.
+        pub padding: u32,
+    }
 }
-const _: () = assert!(size_of::<Inflight>() == 24);
 
 /// Length of [`Inflight`] in messages of front ends that pack it.
 pub const INFLIGHT_PACKED_LEN: usize = 20;
