@@ -3,7 +3,8 @@
 //! `?reconnect=DURATION` (default 60s) is how long I/O waits for a disk that does not answer.
 
 use super::AoeAddress;
-use crate::names::uri::{self, DEFAULT_RECONNECT, ParameterError, ParameterTable, UrlParameters};
+use super::address::AddressError;
+use crate::names::uri::{self, DEFAULT_RECONNECT, ParameterTable, UriError, UrlParameters};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -19,39 +20,24 @@ pub struct AoeUrl {
     pub reconnect: Duration,
 }
 
-/// An invalid AoE URL.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AoeUrlError {
-    /// The text is not an AoE URL.
-    #[error("a disk's URL is aoe://IFACE/eSHELF.SLOT")]
-    Form,
-    /// The name cannot be that of an interface.
-    #[error("{0:?} is no name of a network interface")]
-    Interface(String),
-    /// The path is not a disk's address.
-    #[error("{0:?}: {1}")]
-    Address(String, super::address::AddressError),
-    /// A query parameter is invalid.
-    #[error(transparent)]
-    Parameter(#[from] ParameterError),
-}
-
 impl FromStr for AoeUrl {
-    type Err = AoeUrlError;
+    type Err = UriError;
 
-    fn from_str(text: &str) -> Result<AoeUrl, AoeUrlError> {
-        let (scheme, place, query) = uri::split(text).ok_or(AoeUrlError::Form)?;
+    fn from_str(text: &str) -> Result<AoeUrl, UriError> {
+        let (scheme, place, query) = uri::split(text).ok_or(UriError::new(FORM))?;
         if !scheme.eq_ignore_ascii_case("aoe") {
-            return Err(AoeUrlError::Form);
+            return Err(UriError::new(FORM));
         }
         let (interfaces, path) = place.split_once('/').unwrap_or((place, ""));
         let interfaces: Vec<String> = interfaces.split(',').map(str::to_owned).collect();
         if let Some(wrong) = interfaces.iter().find(|name| !is_interface(name)) {
-            return Err(AoeUrlError::Interface(wrong.clone()));
+            return Err(UriError::new(format!("{wrong:?} is no name of a network interface")));
         }
         let address = match path {
             "" => None,
-            path => Some(path.parse().map_err(|error| AoeUrlError::Address(path.to_owned(), error))?),
+            path => Some(
+                path.parse().map_err(|error: AddressError| UriError::new(format!("{path:?}: {error}")))?,
+            ),
         };
         let mut url = AoeUrl { interfaces, address, ..AoeUrl::plain() };
         uri::read_query(&mut url, query)?;
@@ -60,12 +46,11 @@ impl FromStr for AoeUrl {
 }
 
 impl UrlParameters for AoeUrl {
-    type Error = AoeUrlError;
     fn plain() -> AoeUrl {
         AoeUrl { interfaces: Vec::new(), address: None, reconnect: DEFAULT_RECONNECT }
     }
 
-    fn parameters(&mut self, table: &mut ParameterTable<'_, AoeUrlError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_>) {
         table.time("reconnect", &mut self.reconnect, Duration::from_millis(1));
     }
 }
@@ -79,6 +64,8 @@ impl fmt::Display for AoeUrl {
         uri::write_query(f, self.clone())
     }
 }
+
+const FORM: &str = "a disk's URL is aoe://IFACE/eSHELF.SLOT";
 
 /// Whether the kernel accepts `name` for an interface: 1 to 15 bytes, no slash, no space, not `.`
 /// or `..`.

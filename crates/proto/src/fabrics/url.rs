@@ -33,8 +33,8 @@ pub use super::host::uuid_text;
 use super::host::{DEPTH, HostId};
 use crate::names::rdma::Rdma;
 use crate::names::uri::{
-    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, MAX_RECONNECT,
-    Parameter, ParameterError, ParameterTable, UrlParameters, decode_text, encode, shown,
+    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, MAX_RECONNECT, Parameter,
+    ParameterTable, UriError, UrlParameters, decode_text, encode,
 };
 pub use crate::names::uri::{HostPort, MAX_PORTALS, Portals};
 use crate::nvme::auth::{DhGroup, Hash};
@@ -107,35 +107,15 @@ pub enum IoPolicy {
     QueueDepth,
 }
 
-/// Error in a URL: names the part and the remedy.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NvmeUrlError {
-    /// The scheme is not one of NVMe over Fabrics.
-    #[error("this is not an NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid")]
-    Scheme,
-    /// Invalid host, between `//` and the next `/`.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// Invalid NQN of the subsystem or the host.
-    #[error("name {0:?}: an NQN has 1 to 223 bytes of percent-encoded UTF-8, without NUL")]
-    Name(String),
-    /// Invalid namespace identifier.
-    #[error("namespace {0:?}: write a number from 1 behind the subsystem's name")]
-    Nsid(String),
-    /// Invalid query parameter.
-    #[error(transparent)]
-    Parameter(#[from] ParameterError),
-}
-
 impl FromStr for NvmeUrl {
-    type Err = NvmeUrlError;
+    type Err = UriError;
 
-    fn from_str(text: &str) -> Result<NvmeUrl, NvmeUrlError> {
-        let (scheme, place, query) = uri::split(text).ok_or(NvmeUrlError::Scheme)?;
+    fn from_str(text: &str) -> Result<NvmeUrl, UriError> {
+        let (scheme, place, query) = uri::split(text).ok_or(UriError::new(NO_URL))?;
         let rdma = match scheme {
             tcp if tcp.eq_ignore_ascii_case("nvme+tcp") => None,
             rdma if rdma.eq_ignore_ascii_case("nvme+rdma") => Some(Rdma::default()),
-            _ => return Err(NvmeUrlError::Scheme),
+            _ => return Err(UriError::new(NO_URL)),
         };
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let portals = Portals::read(authority, NVME_TCP_PORT)?;
@@ -144,7 +124,7 @@ impl FromStr for NvmeUrl {
         uri::read_query(&mut url, query)?;
         match url.misfit() {
             None => Ok(url),
-            Some((part, problem)) => Err(ParameterError::new(part, problem).into()),
+            Some((part, problem)) => Err(UriError::parameter(part, problem)),
         }
     }
 }
@@ -187,7 +167,6 @@ impl NvmeUrl {
 }
 
 impl UrlParameters for NvmeUrl {
-    type Error = NvmeUrlError;
     fn plain() -> NvmeUrl {
         NvmeUrl {
             rdma: None,
@@ -216,7 +195,7 @@ impl UrlParameters for NvmeUrl {
         }
     }
 
-    fn parameters(&mut self, table: &mut ParameterTable<'_, NvmeUrlError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_>) {
         let nqn = |text: &str| Nqn::new(text).ok_or("write 1 to 223 bytes without NUL");
         table.fabric(&mut self.rdma);
         table.text("hostnqn", &mut self.host_nqn, nqn, Nqn::to_string);
@@ -242,7 +221,7 @@ impl UrlParameters for NvmeUrl {
         table.switch("ktls", &mut self.ktls);
     }
 
-    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), NvmeUrlError> {
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UriError> {
         let problem = match (parameter.key, self.rdma) {
             ("dhchap_secret" | "dhchap_ctrl_secret", _) => {
                 "everybody can see it here; put it in a file and give dhchap_secret_file"
@@ -254,7 +233,7 @@ impl UrlParameters for NvmeUrl {
             }
             _ => return Ok(()),
         };
-        Err(parameter.wrong(problem).into())
+        Err(parameter.wrong(problem))
     }
 }
 
@@ -278,14 +257,17 @@ pub fn read_uuid(text: &str) -> Option<HostId> {
     is_plain.then(|| Uuid::try_parse(text).ok())?.map(Uuid::into_bytes)
 }
 
-fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), NvmeUrlError> {
+fn subsystem_and_nsid(path: &str) -> Result<(Option<Nqn>, u32), UriError> {
     let Some((name, nsid)) = uri::name_and_number(path, "1") else { return Ok((None, 1)) };
     let subsystem = decode_text(name).ok().and_then(|name| Nqn::new(&name));
-    let subsystem = subsystem.ok_or_else(|| NvmeUrlError::Name(shown(name)))?;
+    let subsystem = subsystem.ok_or_else(|| UriError::part("name", name, NAME))?;
     let number = uri::number(nsid).filter(|nsid| (1..u32::MAX).contains(nsid));
-    Ok((Some(subsystem), number.ok_or_else(|| NvmeUrlError::Nsid(shown(nsid)))?))
+    Ok((Some(subsystem), number.ok_or_else(|| UriError::part("namespace", nsid, NUMBER))?))
 }
 
+const NO_URL: &str = "this is not an NVMe/TCP URL; write nvme+tcp://host[:port]/subsystem-nqn/nsid";
+const NAME: &str = "an NQN has 1 to 223 bytes of percent-encoded UTF-8, without NUL";
+const NUMBER: &str = "write a number from 1 behind the subsystem's name";
 const SECRET: &str = "dhchap_secret_file";
 const CTRL_SECRET: &str = "dhchap_ctrl_secret_file";
 /// The default of Linux.
@@ -338,7 +320,8 @@ mod tests {
             let first = url(text);
             assert_eq!(url(&first.to_string()), first, "{text}");
         }
-        assert!(matches!("nvme+tcp://host/nqn.a%00/3".parse::<NvmeUrl>(), Err(NvmeUrlError::Name(_))));
+        let error = "nvme+tcp://host/nqn.a%00/3".parse::<NvmeUrl>().unwrap_err().to_string();
+        assert!(error.starts_with("name \"nqn.a%00\": an NQN has"), "{error}");
     }
 
     #[test]

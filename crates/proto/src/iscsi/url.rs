@@ -29,8 +29,8 @@ use super::login::chap::{ChapAlgorithm, ChapSecret, SECRET_LENGTH};
 use super::name::{Name, NameError};
 use crate::names::rdma::Rdma;
 use crate::names::uri::{
-    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, Parameter,
-    ParameterError, ParameterTable, UrlParameters, decode_text, encode,
+    self, BUT_COLONS, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, Parameter, ParameterTable,
+    UriError, UrlParameters, decode_text, encode,
 };
 pub use crate::names::uri::{HostPort, MAX_PORTALS, Portals};
 use blockmux_volume::spec::split_user;
@@ -87,43 +87,15 @@ pub struct IscsiUrl {
     pub timeout: Duration,
 }
 
-/// A syntax error in a URL: the part, and how to correct it. Never contains a password.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum IscsiUrlError {
-    /// The scheme is not an iSCSI one.
-    #[error("not an iSCSI URL; write iscsi://host[:port]/target-name/lun, or iser:// for RDMA")]
-    Scheme,
-    /// The part before the `@`.
-    #[error("user: {0}")]
-    User(&'static str),
-    /// The part between `//` and the next `/`.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// The name of the target or of the initiator.
-    #[error("name {part:?}: {problem}")]
-    Name {
-        /// The name as written.
-        part: String,
-        /// The error.
-        problem: String,
-    },
-    /// The number after the target's name.
-    #[error("logical unit {0:?}: write a number from 0 to 16383 after the target's name")]
-    Lun(String),
-    /// A query parameter.
-    #[error(transparent)]
-    Parameter(#[from] ParameterError),
-}
-
 impl FromStr for IscsiUrl {
-    type Err = IscsiUrlError;
+    type Err = UriError;
 
-    fn from_str(text: &str) -> Result<IscsiUrl, IscsiUrlError> {
-        let (scheme, place, query) = uri::split(text).ok_or(IscsiUrlError::Scheme)?;
+    fn from_str(text: &str) -> Result<IscsiUrl, UriError> {
+        let (scheme, place, query) = uri::split(text).ok_or(UriError::new(NO_URL))?;
         let rdma = match scheme {
             tcp if tcp.eq_ignore_ascii_case("iscsi") => None,
             iser if iser.eq_ignore_ascii_case("iser") => Some(Rdma::default()),
-            _ => return Err(IscsiUrlError::Scheme),
+            _ => return Err(UriError::new(NO_URL)),
         };
         let (user, place) = split_user(place);
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
@@ -145,18 +117,18 @@ impl IscsiUrl {
         IscsiUrl { target: None, lun: 0, portals: Portals::one(self.portals.first.clone()), ..self.clone() }
     }
 
-    fn set_user(&mut self, text: &str) -> Result<(), IscsiUrlError> {
+    fn set_user(&mut self, text: &str) -> Result<(), UriError> {
         let (name, password) = match text.split_once('%') {
             Some((name, password)) => (name, Some(password)),
             None => (text, None),
         };
         if name.is_empty() || name.contains('\0') {
-            return Err(IscsiUrlError::User(USER_FORM));
+            return Err(UriError::new(USER_FORM));
         }
         self.user = Some(name.to_owned());
         if let Some(password) = password {
             let secret = ChapSecret::new(password.as_bytes());
-            self.password = Some(secret.ok_or(IscsiUrlError::User(SECRET_LENGTH))?);
+            self.password = Some(secret.ok_or(UriError::new(format!("user: {SECRET_LENGTH}")))?);
         }
         Ok(())
     }
@@ -168,15 +140,15 @@ impl IscsiUrl {
     }
 
     /// Checks that parameters that belong together are complete.
-    fn check(self) -> Result<IscsiUrl, IscsiUrlError> {
-        let missing = |part: &str, problem: &str| Err(ParameterError::new(part, problem).into());
+    fn check(self) -> Result<IscsiUrl, UriError> {
+        let missing = |part: &str, problem: &str| Err(UriError::parameter(part, problem));
         let secrets = usize::from(self.password.is_some()).saturating_add(self.secret_file.is_some().into());
         match (self.user.is_some(), secrets) {
             (false, 0) | (true, 1) => {}
             (false, _) => return missing("secret_file", "belongs to a user; write user@host"),
             // A password may be meant, which no message may show.
             (true, 0) if self.user.as_ref().is_some_and(|user| user.contains(':')) => {
-                return Err(IscsiUrlError::User(USER_FORM));
+                return Err(UriError::new(USER_FORM));
             }
             (true, 0) => return missing("secret_file", "missing; a user needs ?secret_file=PATH"),
             (true, _) => return missing("secret_file", "there is a password before the @, too; remove one"),
@@ -200,7 +172,6 @@ impl IscsiUrl {
 }
 
 impl UrlParameters for IscsiUrl {
-    type Error = IscsiUrlError;
     fn plain() -> IscsiUrl {
         IscsiUrl {
             rdma: None,
@@ -227,7 +198,7 @@ impl UrlParameters for IscsiUrl {
         }
     }
 
-    fn parameters(&mut self, table: &mut ParameterTable<'_, IscsiUrlError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_>) {
         table.fabric(&mut self.rdma);
         table.text("user", &mut self.user, user, String::clone);
         table.file("secret_file", &mut self.secret_file);
@@ -257,7 +228,7 @@ impl UrlParameters for IscsiUrl {
         table.time("timeout", &mut self.timeout, Duration::ZERO);
     }
 
-    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), IscsiUrlError> {
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UriError> {
         let problem = match (parameter.key, self.rdma) {
             ("user", _) if self.user.is_some() => "stands before the @, too; remove one",
             ("rdma", None) => "belongs to iser://",
@@ -269,7 +240,7 @@ impl UrlParameters for IscsiUrl {
             }
             _ => return Ok(()),
         };
-        Err(parameter.wrong(problem).into())
+        Err(parameter.wrong(problem))
     }
 }
 
@@ -301,22 +272,23 @@ fn read_algorithms(text: &str) -> Result<Vec<ChapAlgorithm>, &'static str> {
     algorithms.ok_or("name some of SHA3-256,SHA-256,SHA1,MD5")
 }
 
-fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), IscsiUrlError> {
+fn target_and_lun(path: &str) -> Result<(Option<Name>, u16), UriError> {
     let Some((written, lun)) = uri::name_and_number(path, "0") else { return Ok((None, 0)) };
-    let wrong =
-        |problem: &str| IscsiUrlError::Name { part: uri::shown(written), problem: problem.to_owned() };
+    let wrong = |problem: &str| UriError::part("name", written, problem);
     let target = name(written, &decode_text(written).map_err(wrong)?)?;
     let number = uri::number(lun).filter(|lun| *lun <= MAX_LUN);
-    Ok((Some(target), number.ok_or_else(|| IscsiUrlError::Lun(uri::shown(lun)))?))
+    Ok((Some(target), number.ok_or_else(|| UriError::part("logical unit", lun, NUMBER))?))
 }
 
 /// Takes the name that a part of the URL has.
-fn name(part: &str, decoded: &str) -> Result<Name, IscsiUrlError> {
-    let wrong = |error: NameError| IscsiUrlError::Name { part: uri::shown(part), problem: error.to_string() };
+fn name(part: &str, decoded: &str) -> Result<Name, UriError> {
+    let wrong = |error: NameError| UriError::part("name", part, error);
     Name::new(decoded).map_err(wrong)
 }
 
-const USER_FORM: &str = "write user@host or user%password@host";
+const NO_URL: &str = "not an iSCSI URL; write iscsi://host[:port]/target-name/lun, or iser:// for RDMA";
+const USER_FORM: &str = "user: write user@host or user%password@host";
+const NUMBER: &str = "write a number from 0 to 16383 after the target's name";
 /// Maximum LUN of the flat addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
 

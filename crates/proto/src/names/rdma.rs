@@ -1,6 +1,6 @@
 //! The RDMA fabric of a URL: the parameter `rdma`, and the options of each fabric.
 
-use super::uri::{ParameterError, ParameterTable};
+use super::uri::ParameterTable;
 
 /// The fabric of a protocol over RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub const UDP_TARGET_QUERY: &str = "?rdma=roce";
 /// The query of URLs of our targets that names the fabric of RDMA devices.
 pub const DEVICE_TARGET_QUERY: &str = "?rdma=verbs";
 
-impl<E: From<ParameterError>> ParameterTable<'_, E> {
+impl ParameterTable<'_> {
     /// The parameters of the fabric, of a URL over RDMA; those of other URLs are refused before.
     pub(crate) fn fabric(&mut self, field: &mut Option<Rdma>) {
         let mut has_crc = matches!(field, Some(Rdma::Iwarp { crc: true }));

@@ -25,35 +25,30 @@ pub const MAX_RECONNECT: Duration = Duration::from_secs(24 * 3600);
 /// The maximum number of portals in a URL, each of which is a path.
 pub const MAX_PORTALS: usize = 8;
 
-/// An invalid query parameter of a URI.
+/// A syntax error in a URI: the part, and how to correct it. Never contains a password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("parameter {part:?}: {problem}")]
-pub struct ParameterError {
-    /// The parameter as written.
-    pub part: String,
-    /// The problem, and how to correct it.
-    pub problem: String,
-}
+#[error("{0}")]
+pub struct UriError(String);
 
-impl ParameterError {
-    pub(crate) fn new(part: &str, problem: impl Into<String>) -> ParameterError {
-        ParameterError { part: shown(part), problem: problem.into() }
+impl UriError {
+    /// An error of the URI as a whole.
+    pub(crate) fn new(problem: impl Into<String>) -> UriError {
+        UriError(problem.into())
     }
-}
 
-/// An invalid host or port of a URI.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("host {part:?}: {problem}")]
-pub struct HostError {
-    /// The host and port as written.
-    pub part: String,
-    /// The problem, and how to correct it.
-    pub problem: &'static str,
-}
+    /// An error of a part, as written; `kind` says which.
+    pub(crate) fn part(kind: &str, part: &str, problem: impl fmt::Display) -> UriError {
+        UriError(format!("{kind} {:?}: {problem}", shown(part)))
+    }
 
-impl HostError {
-    pub(crate) fn new(part: &str, problem: &'static str) -> HostError {
-        HostError { part: shown(part), problem }
+    /// An invalid query parameter, as written.
+    pub(crate) fn parameter(part: &str, problem: impl fmt::Display) -> UriError {
+        UriError::part("parameter", part, problem)
+    }
+
+    /// An invalid host and port, as written.
+    pub(crate) fn host(part: &str, problem: &str) -> UriError {
+        UriError::part("host", part, problem)
     }
 }
 
@@ -77,20 +72,20 @@ impl Portals {
     }
 
     /// Parses `host[:port][,host[:port]]...`, 1 to [`MAX_PORTALS`] portals, without a user.
-    pub(crate) fn read(authority: &str, default_port: u16) -> Result<Portals, HostError> {
+    pub(crate) fn read(authority: &str, default_port: u16) -> Result<Portals, UriError> {
         if authority.contains('@') {
             let problem =
                 "the protocol has no users; remove all up to the @, or write %40 for an @ of the name";
-            return Err(HostError::new(authority, problem));
+            return Err(UriError::host(authority, problem));
         }
         let mut portals = Vec::new();
         for part in authority.split(',') {
             let portal = portal(part, default_port)?;
             if portals.contains(&portal) {
-                return Err(HostError::new(part, "is a path that was named before; remove one"));
+                return Err(UriError::host(part, "is a path that was named before; remove one"));
             }
             if portals.len() >= MAX_PORTALS {
-                return Err(HostError::new(part, "is one portal too many; name at most 8"));
+                return Err(UriError::host(part, "is one portal too many; name at most 8"));
             }
             portals.push(portal);
         }
@@ -108,14 +103,14 @@ impl Portals {
 }
 
 /// Parses `host[:port]`.
-pub(crate) fn portal(authority: &str, default_port: u16) -> Result<HostPort, HostError> {
-    let (host, port) = host_and_port(authority).map_err(|problem| HostError::new(authority, problem))?;
+pub(crate) fn portal(authority: &str, default_port: u16) -> Result<HostPort, UriError> {
+    let (host, port) = host_and_port(authority).map_err(|problem| UriError::host(authority, problem))?;
     Ok((host, port.unwrap_or(default_port)))
 }
 
 /// Parses `host`, `host:port`, `[IPv6]:port` or `[IPv6%zone]:port`; the port is `None` if it is
 /// missing.
-fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
+pub(crate) fn host_and_port(authority: &str) -> Result<(String, Option<u16>), &'static str> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (host, port) = rest.split_once(']').ok_or("close the IPv6 address with ]")?;
         (ipv6_host(host)?, if port.is_empty() { None } else { Some(port.strip_prefix(':').unwrap_or("?")) })
@@ -225,48 +220,43 @@ pub(crate) const BUT_PATHS: &AsciiSet = &BUT_COLONS.remove(b'/').remove(b'@').re
 
 /// A URL of a protocol, with its query parameters.
 pub(crate) trait UrlParameters: Clone {
-    type Error: From<ParameterError>;
-
     /// A URL without parameters: the default of each parameter. Other fields do not matter.
     fn plain() -> Self;
 
     /// Passes each parameter with its field to `table`, in the order of writing.
-    fn parameters(&mut self, table: &mut ParameterTable<'_, Self::Error>);
+    fn parameters(&mut self, table: &mut ParameterTable<'_>);
 
     /// Refuses a parameter that is known but not supported, or that conflicts with another one.
-    fn refuse(&self, _parameter: &Parameter<'_>) -> Result<(), Self::Error> {
+    fn refuse(&self, _parameter: &Parameter<'_>) -> Result<(), UriError> {
         Ok(())
     }
 }
 
 /// The parameters of a URL, for reading one of them into its field and for writing all of them.
-pub(crate) struct ParameterTable<'a, E> {
+pub(crate) struct ParameterTable<'a> {
     parameter: Option<&'a Parameter<'a>>,
     /// Result of reading; `None`: the parameter is unknown.
-    outcome: Option<Result<(), E>>,
+    outcome: Option<Result<(), UriError>>,
     written: Vec<(&'static str, Option<Vec<u8>>)>,
 }
 
-impl<E: From<ParameterError>> ParameterTable<'_, E> {
-    fn of<U: UrlParameters<Error = E>>(
-        url: &mut U,
-        parameter: Option<&Parameter<'_>>,
-    ) -> ParameterTable<'static, E> {
+impl ParameterTable<'_> {
+    fn of(url: &mut impl UrlParameters, parameter: Option<&Parameter<'_>>) -> ParameterTable<'static> {
         let mut table = ParameterTable { parameter, outcome: None, written: Vec::new() };
         url.parameters(&mut table);
         ParameterTable { parameter: None, ..table }
     }
 
     /// A parameter of any type.
-    pub(crate) fn field<T, F: Into<E>>(
+    pub(crate) fn field<T>(
         &mut self,
         key: &'static str,
         field: &mut T,
-        read: impl FnOnce(&Parameter<'_>) -> Result<T, F>,
+        read: impl FnOnce(&Parameter<'_>) -> Result<T, UriError>,
         write: impl FnOnce(&T) -> Option<Vec<u8>>,
     ) {
         if let Some(parameter) = self.parameter.filter(|parameter| parameter.key == key) {
-            self.outcome = Some(read(parameter).map(|value| *field = value).map_err(F::into));
+            self.outcome = Some(read(parameter).map(|value| *field = value));
         }
         self.written.push((key, write(field)));
     }
@@ -372,7 +362,7 @@ pub(crate) fn split(text: &str) -> Option<(&str, &str, &str)> {
 
 /// Parses a query into `url`: parameters separated by `&`, each at most once. The error for an
 /// unknown parameter omits its value, which may be a secret.
-pub(crate) fn read_query<U: UrlParameters>(url: &mut U, query: &str) -> Result<(), U::Error> {
+pub(crate) fn read_query<U: UrlParameters>(url: &mut U, query: &str) -> Result<(), UriError> {
     let table = ParameterTable::of(&mut U::plain(), None).written;
     let known: Vec<&str> = table.into_iter().map(|(key, _)| key).collect();
     let mut parameters: Vec<Parameter<'_>> = Vec::new();
@@ -380,16 +370,16 @@ pub(crate) fn read_query<U: UrlParameters>(url: &mut U, query: &str) -> Result<(
         let (key, raw) = part.split_once('=').unwrap_or((part, ""));
         let shown = if known.contains(&key) { part } else { key };
         if parameters.iter().any(|other| other.key == key) {
-            return Err(ParameterError::new(shown, "given twice; remove one").into());
+            return Err(UriError::parameter(shown, "given twice; remove one"));
         }
-        let value = decode(raw).map_err(|problem| ParameterError::new(shown, problem))?;
+        let value = decode(raw).map_err(|problem| UriError::parameter(shown, problem))?;
         parameters.push(Parameter { key, value, shown });
     }
     for parameter in parameters {
         url.refuse(&parameter)?;
         ParameterTable::of(url, Some(&parameter))
             .outcome
-            .unwrap_or_else(|| Err(parameter.unknown(&known).into()))?;
+            .unwrap_or_else(|| Err(parameter.unknown(&known)))?;
     }
     Ok(())
 }
@@ -417,11 +407,11 @@ pub(crate) struct Parameter<'a> {
 }
 
 impl Parameter<'_> {
-    pub(crate) fn wrong(&self, problem: impl Into<String>) -> ParameterError {
-        ParameterError::new(self.shown, problem)
+    pub(crate) fn wrong(&self, problem: impl fmt::Display) -> UriError {
+        UriError::parameter(self.shown, problem)
     }
 
-    fn unknown(&self, known: &[&str]) -> ParameterError {
+    fn unknown(&self, known: &[&str]) -> UriError {
         let problem = match known {
             [most @ .., last] if !most.is_empty() => {
                 format!("unknown; known are {} and {last}", most.join(", "))
@@ -431,18 +421,18 @@ impl Parameter<'_> {
         self.wrong(problem)
     }
 
-    pub(crate) fn text(&self) -> Result<&str, ParameterError> {
+    pub(crate) fn text(&self) -> Result<&str, UriError> {
         std::str::from_utf8(&self.value).map_err(|_| self.wrong("is not UTF-8"))
     }
 
     /// Parses a whole number of digits only.
-    fn number(&self, range: &RangeInclusive<u32>) -> Result<u32, ParameterError> {
+    fn number(&self, range: &RangeInclusive<u32>) -> Result<u32, UriError> {
         let number = self.text().ok().and_then(number).filter(|number| range.contains(number));
         number.ok_or_else(|| self.wrong(format!("give a number from {} to {}", range.start(), range.end())))
     }
 
     /// Parses a duration in whole milliseconds, at most [`MAX_RECONNECT`].
-    fn time(&self) -> Result<Duration, ParameterError> {
+    fn time(&self) -> Result<Duration, UriError> {
         let is_whole = |time: &Duration| time.subsec_nanos().is_multiple_of(1_000_000);
         let time = self.text().ok().and_then(|text| parse_duration(text).ok());
         time.filter(|time| is_whole(time) && *time <= MAX_RECONNECT)

@@ -18,8 +18,7 @@
 pub use crate::names::uri::{DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostPort, MAX_CONNECTIONS, MAX_RECONNECT};
 
 use crate::names::uri::{
-    self, BUT_PATHS, HostError, Parameter, ParameterError, ParameterTable, RESERVED, UrlParameters,
-    decode_text, encode,
+    self, BUT_PATHS, Parameter, ParameterTable, RESERVED, UriError, UrlParameters, decode_text, encode,
 };
 use blockmux_wire::nbd::{NBD_DEFAULT_PORT, NBD_MAX_STRING};
 use std::ffi::OsString;
@@ -111,38 +110,11 @@ pub enum NbdServer {
     Unix(PathBuf),
 }
 
-/// An invalid URI: the invalid part, and how to correct it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NbdUriError {
-    /// The scheme is none of NBD's.
-    #[error(
-        "{0:?} is no NBD URI; write nbd://host[:port]/export or nbd+unix:///export?socket=PATH, or nbds for TLS"
-    )]
-    Scheme(String),
-    /// The URI has TLS parameters without a TLS scheme.
-    #[error("{0:?} is for TLS; write nbds:// or nbds+unix:// instead of nbd:// or nbd+unix://")]
-    NotByTls(String),
-    /// The host, between `//` and the next `/`, is invalid.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// The path, which is the export's name, is invalid.
-    #[error("export name {part:?}: {problem}")]
-    Export {
-        /// The path as written.
-        part: String,
-        /// The problem, and how to correct it.
-        problem: &'static str,
-    },
-    /// A query parameter is invalid.
-    #[error(transparent)]
-    Parameter(#[from] ParameterError),
-}
-
 impl FromStr for NbdUri {
-    type Err = NbdUriError;
+    type Err = UriError;
 
-    fn from_str(text: &str) -> Result<NbdUri, NbdUriError> {
-        let wrong_scheme = || NbdUriError::Scheme(text.to_owned());
+    fn from_str(text: &str) -> Result<NbdUri, UriError> {
+        let wrong_scheme = || UriError::new(format!("{text:?} is no NBD URI; {FORMS}"));
         let (scheme, place, query) = uri::split(text).ok_or_else(wrong_scheme)?;
         let (is_unix, is_tls) = match scheme.to_ascii_lowercase().as_str() {
             "nbd" => (false, false),
@@ -153,7 +125,7 @@ impl FromStr for NbdUri {
         };
         if let Some((_, fragment)) = text.split_once('#') {
             let problem = "a URI of NBD has no fragment; write %23 for a # in a name";
-            return Err(NbdUriError::Export { part: format!("#{fragment}"), problem });
+            return Err(UriError::part(EXPORT, &format!("#{fragment}"), problem));
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let mut text = UriText { tls: is_tls.then(TlsParameters::default), ..UriText::plain() };
@@ -162,9 +134,9 @@ impl FromStr for NbdUri {
         let (user, authority) = user_and_host(authority)?;
         match &user {
             Some(user) if tls.is_none() && user.contains(':') => {
-                return Err(HostError::new(&format!("{user}@"), NO_PASSWORDS).into());
+                return Err(UriError::host(&format!("{user}@"), NO_PASSWORDS));
             }
-            Some(user) if tls.is_none() => return Err(NbdUriError::NotByTls(format!("{user}@"))),
+            Some(user) if tls.is_none() => return Err(not_by_tls(&format!("{user}@"))),
             _ => {}
         }
         let socket = uri.socket();
@@ -177,8 +149,8 @@ impl FromStr for NbdUri {
 
 impl TlsParameters {
     /// Checks the parameters together, and against the `user` before the host.
-    fn check(self, user: Option<String>) -> Result<UriTls, NbdUriError> {
-        let wrong = |key: &str, problem: &str| Err(ParameterError::new(key, problem).into());
+    fn check(self, user: Option<String>) -> Result<UriTls, UriError> {
+        let wrong = |key: &str, problem: &str| Err(UriError::parameter(key, problem));
         let username = match (user, self.username) {
             (Some(_), Some(_)) => {
                 return wrong("tls-username", "a user stands before the host, too; remove one");
@@ -228,7 +200,6 @@ impl TlsParameters {
 }
 
 impl UrlParameters for UriText {
-    type Error = NbdUriError;
     fn plain() -> UriText {
         let uri = NbdUri {
             server: NbdServer::Tcp((String::new(), NBD_DEFAULT_PORT)),
@@ -241,7 +212,7 @@ impl UrlParameters for UriText {
         UriText { uri, tls: None }
     }
 
-    fn parameters(&mut self, table: &mut ParameterTable<'_, NbdUriError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_>) {
         let mut socket = self.uri.socket();
         let write = |path: &Option<PathBuf>| path.clone().map(|path| path.into_os_string().into_vec());
         table.field("socket", &mut socket, |parameter| socket_path(parameter).map(Some), write);
@@ -270,10 +241,10 @@ impl UrlParameters for UriText {
         table.time("timeout", &mut self.uri.timeout, Duration::ZERO);
     }
 
-    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), NbdUriError> {
+    fn refuse(&self, parameter: &Parameter<'_>) -> Result<(), UriError> {
         let is_of_tls = parameter.key.starts_with("tls-") || parameter.key == "ktls";
         match &self.tls {
-            None if is_of_tls => Err(NbdUriError::NotByTls(parameter.key.to_owned())),
+            None if is_of_tls => Err(not_by_tls(parameter.key)),
             _ => Ok(()),
         }
     }
@@ -307,18 +278,24 @@ impl fmt::Display for NbdUri {
     }
 }
 
+/// The error of what only a URI with TLS may have.
+fn not_by_tls(part: &str) -> UriError {
+    let schemes = "write nbds:// or nbds+unix:// instead of nbd:// or nbd+unix://";
+    UriError::new(format!("{part:?} is for TLS; {schemes}"))
+}
+
 /// Splits `[user@]host`.
-fn user_and_host(authority: &str) -> Result<(Option<String>, &str), NbdUriError> {
+fn user_and_host(authority: &str) -> Result<(Option<String>, &str), UriError> {
     let Some((user, host)) = authority.rsplit_once('@') else { return Ok((None, authority)) };
     match decode_text(user) {
         Ok(user) if !user.is_empty() => Ok((Some(user), host)),
-        Ok(_) => Err(HostError::new(authority, "no user stands before the @; remove it").into()),
-        Err(problem) => Err(HostError::new(authority, problem).into()),
+        Ok(_) => Err(UriError::host(authority, "no user stands before the @; remove it")),
+        Err(problem) => Err(UriError::host(authority, problem)),
     }
 }
 
 /// Checks the path of a socket, which may be in the abstract namespace.
-fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
+fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, UriError> {
     let is_abstract = parameter.value.first() == Some(&0);
     if !is_abstract && parameter.value.contains(&0) {
         return Err(parameter.wrong("a path has no NUL byte, except as the first of an abstract socket's"));
@@ -326,39 +303,40 @@ fn socket_path(parameter: &Parameter<'_>) -> Result<PathBuf, ParameterError> {
     Ok(OsString::from_vec(parameter.value.clone()).into())
 }
 
-fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, NbdUriError> {
+fn unix_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, UriError> {
     if !authority.is_empty() {
         let problem = "nbd+unix has none; write three slashes and the socket as ?socket=PATH";
-        return Err(HostError::new(authority, problem).into());
+        return Err(UriError::host(authority, problem));
     }
     let path = socket.filter(|path| !path.as_os_str().is_empty());
-    let missing = || ParameterError::new("socket", "missing; nbd+unix needs ?socket=PATH");
+    let missing = || UriError::parameter("socket", "missing; nbd+unix needs ?socket=PATH");
     Ok(NbdServer::Unix(path.ok_or_else(missing)?))
 }
 
-fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, NbdUriError> {
+fn tcp_server(authority: &str, socket: Option<PathBuf>) -> Result<NbdServer, UriError> {
     if socket.is_some() {
         let problem = "belongs to nbd+unix; write nbd+unix:///export?socket=PATH";
-        return Err(ParameterError::new("socket", problem).into());
+        return Err(UriError::parameter("socket", problem));
     }
-    Ok(NbdServer::Tcp(uri::portal(authority, NBD_DEFAULT_PORT)?))
+    uri::portal(authority, NBD_DEFAULT_PORT).map(NbdServer::Tcp)
 }
 
-fn export_name(path: &str) -> Result<String, NbdUriError> {
-    let wrong = |problem| NbdUriError::Export { part: path.to_owned(), problem };
+fn export_name(path: &str) -> Result<String, UriError> {
+    let wrong = |problem: &str| UriError::part(EXPORT, path, problem);
     let name = decode_text(path).map_err(wrong)?;
     if name.contains('\0') {
         return Err(wrong("a name has no NUL; remove %00"));
     }
     if name.len() > NBD_MAX_STRING {
-        return Err(NbdUriError::Export {
-            part: path.chars().take(40).collect(),
-            problem: "a name has at most 4096 bytes; shorten it",
-        });
+        let part: String = path.chars().take(40).collect();
+        return Err(UriError::part(EXPORT, &part, "a name has at most 4096 bytes; shorten it"));
     }
     Ok(name)
 }
 
+const FORMS: &str = "write nbd://host[:port]/export or nbd+unix:///export?socket=PATH, or nbds for TLS";
+/// What the path is in messages.
+const EXPORT: &str = "export name";
 const NO_PASSWORDS: &str =
     "NBD has no passwords; write nbds://user@host/export?tls-psk-file=FILE, and the user's key into the file";
 

@@ -17,8 +17,7 @@
 use super::node::SrpPortId;
 use crate::names::rdma::Rdma;
 use crate::names::uri::{
-    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, HostError, MAX_CONNECTIONS, ParameterError, ParameterTable,
-    UrlParameters,
+    self, DEFAULT_RECONNECT, DEFAULT_TIMEOUT, MAX_CONNECTIONS, ParameterTable, UriError, UrlParameters,
 };
 pub use crate::names::uri::{HostPort, Portals};
 use data_encoding::HEXLOWER;
@@ -54,42 +53,22 @@ pub struct SrpUrl {
     pub timeout: Duration,
 }
 
-/// An invalid part of an SRP URL. The message says what to write instead.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SrpUrlError {
-    /// The URL does not begin with `srp:`.
-    #[error("this is not an SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun")]
-    Scheme,
-    /// The hosts: the part between `//` and the next `/`.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// The identifier of the target port.
-    #[error("target port {0:?}: write its identifier, 32 hexadecimal digits, as the target prints it")]
-    Target(String),
-    /// The logical unit number after the target port.
-    #[error("logical unit {0:?}: write a number from 0 to 16383 after the target port")]
-    Lun(String),
-    /// A query parameter.
-    #[error(transparent)]
-    Parameter(#[from] ParameterError),
-}
-
 impl FromStr for SrpUrl {
-    type Err = SrpUrlError;
+    type Err = UriError;
 
-    fn from_str(text: &str) -> Result<SrpUrl, SrpUrlError> {
-        let (scheme, place, query) = uri::split(text).ok_or(SrpUrlError::Scheme)?;
+    fn from_str(text: &str) -> Result<SrpUrl, UriError> {
+        let (scheme, place, query) = uri::split(text).ok_or(UriError::new(NO_URL))?;
         if !scheme.eq_ignore_ascii_case("srp") {
-            return Err(SrpUrlError::Scheme);
+            return Err(UriError::new(NO_URL));
         }
         let (authority, path) = place.split_once('/').unwrap_or((place, ""));
         let portals = Portals::read(authority, SRP_DEFAULT_PORT)?;
         let mut url = SrpUrl { rdma: Some(Rdma::default()), portals, ..SrpUrl::plain() };
         if let Some((target, lun)) = uri::name_and_number(path, "0") {
-            let wrong_target = || SrpUrlError::Target(uri::shown(target));
+            let wrong_target = || UriError::part("target port", target, TARGET);
             url.target = Some(SrpPortId::parse(target).ok_or_else(wrong_target)?);
             let number = uri::number(lun).filter(|lun| *lun <= MAX_LUN);
-            url.lun = number.ok_or_else(|| SrpUrlError::Lun(uri::shown(lun)))?;
+            url.lun = number.ok_or_else(|| UriError::part("logical unit", lun, NUMBER))?;
         }
         uri::read_query(&mut url, query)?;
         Ok(url)
@@ -97,8 +76,6 @@ impl FromStr for SrpUrl {
 }
 
 impl UrlParameters for SrpUrl {
-    type Error = SrpUrlError;
-
     fn plain() -> SrpUrl {
         SrpUrl {
             portals: Portals::one((String::new(), SRP_DEFAULT_PORT)),
@@ -113,7 +90,7 @@ impl UrlParameters for SrpUrl {
         }
     }
 
-    fn parameters(&mut self, table: &mut ParameterTable<'_, SrpUrlError>) {
+    fn parameters(&mut self, table: &mut ParameterTable<'_>) {
         table.fabric(&mut self.rdma);
         table.text("initiator", &mut self.initiator, guid, |guid| HEXLOWER.encode(guid));
         table.number("connections", &mut self.connections, 1..=MAX_CONNECTIONS);
@@ -140,6 +117,9 @@ fn guid(text: &str) -> Result<[u8; 8], &'static str> {
     bytes.ok_or("write a GUID of 16 hexadecimal digits")
 }
 
+const NO_URL: &str = "this is not an SRP URL; write srp://host[:port]/TARGET-PORT-ID/lun";
+const TARGET: &str = "write its identifier, 32 hexadecimal digits, as the target prints it";
+const NUMBER: &str = "write a number from 0 to 16383 after the target port";
 /// The greatest logical unit number of the flat space addressing method (SAM-5 §4.7.7.4).
 const MAX_LUN: u16 = 0x3fff;
 

@@ -1,6 +1,6 @@
 //! `TargetAddress` values (RFC 7143 §13.8), in login redirections and SendTargets responses.
 
-use crate::names::uri::portal;
+use crate::names::uri::host_and_port;
 use blockmux_wire::iscsi::ISCSI_DEFAULT_PORT;
 use core::net::Ipv6Addr;
 use std::borrow::Cow;
@@ -28,8 +28,8 @@ impl FromStr for TargetAddress {
             }
             None => (text, None),
         };
-        let (host, port) = portal(&in_brackets(place), ISCSI_DEFAULT_PORT).map_err(|error| error.problem)?;
-        Ok(TargetAddress { host, port, group_tag: tag })
+        let (host, port) = host_and_port(&in_brackets(place))?;
+        Ok(TargetAddress { host, port: port.unwrap_or(ISCSI_DEFAULT_PORT), group_tag: tag })
     }
 }
 
