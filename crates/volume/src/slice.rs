@@ -20,44 +20,9 @@ pub struct SliceVolume {
 }
 
 /// Why a part does not fit its volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SliceError {
-    /// The volume ends before the part begins.
-    #[error("begins at byte {offset}, but its volume has only {size} bytes; write a lower offset")]
-    BeyondEnd {
-        /// Start of the part, in bytes.
-        offset: u64,
-        /// Size of the volume below, in bytes.
-        size: u64,
-    },
-    /// The part ends beyond the end of the volume.
-    #[error(
-        "ends {excess} bytes beyond its volume of {size} bytes; write a length of at most {most}, or leave it out to use the rest"
-    )]
-    TooLong {
-        /// Number of bytes beyond the end.
-        excess: u64,
-        /// Size of the volume below, in bytes.
-        size: u64,
-        /// Maximum length, in bytes.
-        most: u64,
-    },
-    /// The offset or the length is not a whole number of blocks.
-    #[error("{what} {bytes} is not a multiple of its volume's block size of {block} bytes; write {next}")]
-    Misaligned {
-        /// The offset or the length.
-        what: &'static str,
-        /// Its value, in bytes.
-        bytes: u64,
-        /// Logical block of the volume below, in bytes.
-        block: u32,
-        /// The next multiple; if that exceeds 64 bits, the largest multiple.
-        next: u64,
-    },
-    /// The length is 0.
-    #[error("has a length of 0; write another length, or leave it out to use the rest")]
-    Empty,
-}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SliceError(String);
 
 impl SliceVolume {
     /// The `len` bytes of `inner` from byte `offset` on. Without `len` the part extends to the end
@@ -71,17 +36,28 @@ impl SliceVolume {
             if !bytes.is_multiple_of(block.into()) {
                 let next = bytes.checked_next_multiple_of(block.into());
                 let next = next.unwrap_or(u64::MAX / u64::from(block) * u64::from(block));
-                return Err(SliceError::Misaligned { what, bytes, block, next });
+                return Err(SliceError(format!(
+                    "{what} {bytes} is not a multiple of its volume's block size of {block} bytes; write {next}"
+                )));
             }
         }
         if offset >= size {
-            return Err(SliceError::BeyondEnd { offset, size });
+            return Err(SliceError(format!(
+                "begins at byte {offset}, but its volume has only {size} bytes; write a lower offset"
+            )));
         }
         let most = size - offset;
         match len {
-            Some(0) => return Err(SliceError::Empty),
+            Some(0) => {
+                let text = "has a length of 0; write another length, or leave it out to use the rest";
+                return Err(SliceError(text.to_owned()));
+            }
             Some(len) if len > most => {
-                return Err(SliceError::TooLong { excess: len - most, size, most });
+                let remedy = format!("write a length of at most {most}, or leave it out to use the rest");
+                let excess = len - most;
+                return Err(SliceError(format!(
+                    "ends {excess} bytes beyond its volume of {size} bytes; {remedy}"
+                )));
             }
             _ => {}
         }

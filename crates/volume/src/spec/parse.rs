@@ -26,14 +26,15 @@ impl FromStr for Spec {
     fn from_str(text: &str) -> Result<Spec, SpecError> {
         read(text).map_err(|error| {
             let shown = with_hidden_secrets(text);
-            if shown == text { error } else { read(&shown).err().unwrap_or(SpecError::Secret(shown)) }
+            if shown == text { error } else { read(&shown).err().unwrap_or_else(|| odd_secret(&shown)) }
         })
     }
 }
 
 fn read(text: &str) -> Result<Spec, SpecError> {
     if text.contains(|letter: char| letter.is_ascii_control()) {
-        return Err(SpecError::Control(text.escape_debug().to_string()));
+        let remedy = "in a path write it with a per cent sign, such as %0A";
+        return Err(SpecError(format!("`{}` contains a control character: {remedy}", text.escape_debug())));
     }
     Parser { spec: text, depth: 0 }.spec()
 }
@@ -50,10 +51,12 @@ struct Parser<'a> {
 impl<'a> Parser<'a> {
     fn spec(self) -> Parsed<Spec> {
         if self.spec.is_empty() {
-            return Err(SpecError::Empty);
+            let text = "a volume is missing: name one, such as mem:1g or file:disk.img";
+            return Err(SpecError(text.to_owned()));
         }
         if self.depth > MAX_NESTING {
-            return Err(SpecError::Nesting);
+            let remedy = "leave some decorators out";
+            return Err(SpecError(format!("volumes are nested more than {MAX_NESTING} deep: {remedy}")));
         }
         if self.spec.starts_with('[') {
             return self.within(self.unbracketed()?).spec();
@@ -62,9 +65,9 @@ impl<'a> Parser<'a> {
             return Err(if KINDS.contains(&self.spec) {
                 self.missing("colon", "KIND:..., as in mem:1g, file:disk.img or delay:1ms:mem:1g")
             } else if parse_size(self.spec).is_ok() {
-                SpecError::SizeAlone(self.spec.to_owned())
+                self.no_kind(&format!("mem:{} for RAM", self.spec))
             } else {
-                SpecError::NoKind(self.spec.to_owned())
+                self.no_file_or_device()
             });
         };
         match kind {
@@ -85,8 +88,11 @@ impl<'a> Parser<'a> {
             "fault" => self.fault(rest),
             "rate" => self.rate(rest),
             "log" => self.log(rest),
-            _ if kind.contains('/') => Err(SpecError::NoKind(self.spec.to_owned())),
-            _ => Err(SpecError::UnknownKind { kind: kind.to_owned(), spec: self.spec.to_owned() }),
+            _ if kind.contains('/') => Err(self.no_file_or_device()),
+            _ => {
+                let known = format!("{}, or a URL such as nbd://host/export", KINDS.join(", "));
+                Err(SpecError(format!("`{kind}` in `{}` is not a kind of volume: use {known}", self.spec)))
+            }
         }
     }
 
@@ -100,11 +106,10 @@ impl<'a> Parser<'a> {
 
     /// Removes brackets around the whole spec.
     fn unbracketed(self) -> Parsed<&'a str> {
-        let brackets = || SpecError::Brackets(self.spec.to_owned());
         let end =
             self.spec.bytes().scan(0, |depth, byte| Some(nesting(depth, byte))).position(|depth| depth == 0);
-        let end = end.ok_or_else(brackets)?;
-        if end + 1 == self.spec.len() { Ok(&self.spec[1..end]) } else { Err(brackets()) }
+        let end = end.ok_or_else(|| self.brackets())?;
+        if end + 1 == self.spec.len() { Ok(&self.spec[1..end]) } else { Err(self.brackets()) }
     }
 
     fn volume_size(self, text: &str) -> Parsed<u64> {
@@ -357,7 +362,7 @@ impl<'a> Parser<'a> {
         for (at, byte) in text.bytes().enumerate() {
             depth = nesting(&mut depth, byte);
             if depth < 0 {
-                return Err(SpecError::Brackets(self.spec.to_owned()));
+                return Err(self.brackets());
             }
             if byte == b',' && depth == 0 {
                 members.push(&text[start..at]);
@@ -365,7 +370,7 @@ impl<'a> Parser<'a> {
             }
         }
         members.push(&text[start..]);
-        if depth == 0 { Ok(members) } else { Err(SpecError::Brackets(self.spec.to_owned())) }
+        if depth == 0 { Ok(members) } else { Err(self.brackets()) }
     }
 
     fn delay(self, rest: &'a str) -> Parsed<Spec> {
@@ -452,7 +457,7 @@ impl<'a> Parser<'a> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for pair in text.split(between).filter(|_| !text.is_empty()) {
             let Some((key, value)) = pair.split_once('=') else {
-                return Err(SpecError::NoPair { pair: pair.to_owned(), spec: self.spec.to_owned() });
+                return Err(SpecError(format!("`{pair}` in `{}` has no `=`: write KEY=VALUE", self.spec)));
             };
             if pairs.iter().any(|(known, _)| *known == key) {
                 return Err(self.twice(key));
@@ -463,11 +468,11 @@ impl<'a> Parser<'a> {
     }
 
     fn size(self, text: &str) -> Parsed<u64> {
-        parse_size(text).map_err(|error| SpecError::Unit { spec: self.spec.to_owned(), error })
+        parse_size(text).map_err(|error| SpecError(format!("in `{}`: {error}", self.spec)))
     }
 
     fn duration(self, text: &str) -> Parsed<Duration> {
-        parse_duration(text).map_err(|error| SpecError::Unit { spec: self.spec.to_owned(), error })
+        parse_duration(text).map_err(|error| SpecError(format!("in `{}`: {error}", self.spec)))
     }
 
     fn number(self, key: &str, text: &str) -> Parsed<u64> {
@@ -508,21 +513,40 @@ impl<'a> Parser<'a> {
     }
 
     fn missing(self, what: &'static str, form: &'static str) -> SpecError {
-        SpecError::Missing { spec: self.spec.to_owned(), what, form }
+        SpecError(format!("`{}` has no {what}: write {form}", self.spec))
     }
 
     fn twice(self, key: &str) -> SpecError {
-        SpecError::Twice { key: key.to_owned(), spec: self.spec.to_owned() }
+        let remedy = "is given twice, or excludes another key: leave one out";
+        SpecError(format!("`{key}` in `{}` {remedy}", self.spec))
     }
 
     fn unknown(self, key: &str, kind: &'static str, known: &'static str) -> SpecError {
-        SpecError::UnknownKey { key: key.to_owned(), spec: self.spec.to_owned(), kind, known }
+        SpecError(format!("`{key}` in `{}` is not an option of {kind}: it has {known}", self.spec))
     }
 
     fn value(self, key: &str, value: &str, expected: &'static str) -> SpecError {
-        let (key, value) = (key.to_owned(), value.to_owned());
-        SpecError::Value { key, value, spec: self.spec.to_owned(), expected }
+        SpecError(format!("`{value}` is not a value for {key} in `{}`: {expected}", self.spec))
     }
+
+    fn brackets(self) -> SpecError {
+        let remedy = "put [ before and ] after a whole volume";
+        SpecError(format!("brackets in `{}` are unbalanced, or text follows them: {remedy}", self.spec))
+    }
+
+    fn no_file_or_device(self) -> SpecError {
+        self.no_kind(&format!("file:{0} for a file, block:{0} for a device", self.spec))
+    }
+
+    fn no_kind(self, forms: &str) -> SpecError {
+        SpecError(format!("`{}` does not say what kind of volume it is: write {forms}", self.spec))
+    }
+}
+
+/// The error of a text of which only one with other secrets can be parsed.
+fn odd_secret(shown: &str) -> SpecError {
+    let remedy = "put it in a file and give secret_file=PATH";
+    SpecError(format!("`{shown}` has a secret with a character that is not possible there: {remedy}"))
 }
 
 impl Url {

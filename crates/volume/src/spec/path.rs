@@ -19,13 +19,19 @@ pub(super) fn decode(text: &str) -> Result<PathBuf, SpecError> {
         let (high, low) = (digit(), digit());
         match high.zip(low).map(|(high, low)| (high << 4 | low) as u8) {
             Some(byte) if byte != 0 => bytes.push(byte),
-            _ => return Err(SpecError::Percent(text.to_owned())),
+            _ => return Err(percent(text)),
         }
     }
     if bytes.contains(&0) {
-        return Err(SpecError::Percent(text.to_owned()));
+        return Err(percent(text));
     }
     Ok(PathBuf::from(OsString::from_vec(bytes)))
+}
+
+/// The error of a per cent sign that encodes no byte, or the byte 0.
+fn percent(text: &str) -> SpecError {
+    let remedy = "write %25 for a per cent sign";
+    SpecError(format!("`{text}` has a `%` without two hexadecimal digits after it: {remedy}"))
 }
 
 /// Encodes a path, so that it can occur anywhere in a spec.

@@ -257,8 +257,9 @@ fn an_error_is_one_line_that_names_the_spec_and_a_remedy() {
     ];
     assert_errors(&errors);
     let deep = "log:-:".repeat(100_000) + "mem:1g";
-    assert_eq!(deep.parse::<Spec>(), Err(SpecError::Nesting));
-    assert_eq!("[".repeat(100_000).parse::<Spec>().unwrap_err(), SpecError::Brackets("[".repeat(100_000)));
+    assert!(deep.parse::<Spec>().unwrap_err().to_string().starts_with("volumes are nested more than 32"));
+    let unbalanced = "[".repeat(100_000).parse::<Spec>().unwrap_err().to_string();
+    assert!(unbalanced.starts_with("brackets in `[[[["));
 }
 
 /// Checks that each text is refused with a message that contains these words.
