@@ -110,7 +110,7 @@ impl Command {
             Command::Discover(args) => discover::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Rdma(args) => rdma::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Reset(args) => reset::run(&args).map(|()| ExitCode::SUCCESS),
-            Command::Ctl(args) => ctl::run(&args),
+            Command::Ctl(args) => ctl::run(args),
             Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
             Command::Bench(args) => bench::run(&args),
             Command::Report(args) => report::run(&args).map(|()| ExitCode::SUCCESS),

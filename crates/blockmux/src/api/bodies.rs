@@ -3,6 +3,7 @@
 use crate::api::limits::LimitsBody;
 use crate::attach::way::Way;
 use crate::spec_text::SpecText;
+use blockmux_engine::attach::DiskName;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -94,10 +95,13 @@ pub(crate) struct AttachVolume {
     pub(crate) ana_group: Option<u32>,
 }
 
-/// A volume to attach as a disk of the daemon's machine.
+/// A volume to attach as a disk of the daemon's machine. It is also an `[[attachment]]` of the
+/// config, where a volume has at most one, which the volume's name identifies (docs/decisions,
+/// number 100).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct AttachDisk {
+#[schema(as = AttachDisk)]
+pub(crate) struct Attachment {
     /// Name of the volume.
     pub(crate) volume: String,
     /// How to attach it; by default the best way that the machine has.
@@ -109,11 +113,27 @@ pub(crate) struct AttachDisk {
     #[schema(value_type = Option<String>, example = "/run/disk.sock")]
     pub(crate) socket: Option<PathBuf>,
     /// Its name below `/dev/blockmux`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) name: Option<String>,
-    /// Refuse writes.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "disk_name")]
+    #[schema(value_type = Option<String>)]
+    pub(crate) name: Option<DiskName>,
+    /// Refuse writes of the disk, also if the volume is writable.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) read_only: bool,
+}
+
+/// A disk's name as text.
+mod disk_name {
+    use super::DiskName;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(name: &Option<DiskName>, to: S) -> Result<S::Ok, S::Error> {
+        name.as_ref().map(DiskName::to_string).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<DiskName>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse()).transpose().map_err(de::Error::custom)
+    }
 }
 
 /// A protocol-specific change of a target.

@@ -1,21 +1,19 @@
 //! Requests to a daemon and its answers. `cli/ctl/routes.rs` makes HTTP requests of them, and
 //! `daemon/api/` reads those; `daemon/control.rs` executes them.
 
-use crate::api::bodies::{SecretInfo, SecretText};
+use crate::api::bodies::{
+    AddVolume, Added, AttachVolume, Attached, AttachedDevice, Attachment, LimitVolume, Resized, SecretInfo,
+    SecretText,
+};
 use crate::api::edit::{ConfigEdit, ListQuery, ObjectList, ObjectPath};
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent};
 use crate::api::plan::PlanReport;
 use crate::api::status::{SessionStatus, SnapshotStatus, Status};
 use crate::api::{ApiError, ErrorBody};
-use crate::attach::way::Way;
 use crate::protocol::frontend::Change;
-use crate::spec_text::SpecText;
-use blockmux_engine::attach::DiskName;
-use blockmux_volume::Limits;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 
 /// A request to a daemon, from the command line or over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,17 +27,9 @@ pub(crate) enum Request {
     /// Resize a volume, to its own size by default; a smaller size discards data.
     Resize { name: String, size: Option<u64>, shrink: bool },
     /// Limit a volume's I/O.
-    Limit { name: String, limits: Option<Limits>, client_limits: Option<Limits> },
+    Limit { name: String, limits: LimitVolume },
     /// Export a new volume.
-    Add {
-        volume: SpecText,
-        read_only: bool,
-        description: String,
-        protocols: Option<Vec<String>>,
-        allow: Option<Vec<String>>,
-        limits: Option<Limits>,
-        client_limits: Option<Limits>,
-    },
+    Add(AddVolume),
     /// Stop exporting a volume.
     Remove { name: String, force: bool },
     /// List the snapshots of a volume.
@@ -63,17 +53,11 @@ pub(crate) enum Request {
     /// Change an object of the config.
     Edit(ConfigEdit),
     /// Add a volume to a subsystem or a target.
-    Attach { name: String, target: String, number: Option<u32>, ana_group: Option<u32> },
+    Attach { target: String, unit: AttachVolume },
     /// Remove a namespace or logical unit.
     Detach { target: String, number: u32, force: bool },
     /// Attach a volume as a disk of the daemon's machine.
-    AttachDisk {
-        volume: String,
-        via: Option<Way>,
-        socket: Option<PathBuf>,
-        name: Option<DiskName>,
-        read_only: bool,
-    },
+    AttachDisk(Attachment),
     /// Flush and detach the disk of a volume.
     DetachDisk { volume: String, force: bool },
     /// Load the config file again.
@@ -104,11 +88,11 @@ impl fmt::Display for Request {
             }
             Request::Resize { name, size: None, .. } => write!(f, "resize {name}"),
             Request::Limit { name, .. } => write!(f, "limit {name}"),
-            Request::Add { volume, .. } => write!(f, "add {volume}"),
+            Request::Add(added) => write!(f, "add {}", added.volume),
             Request::Remove { name, .. } => write!(f, "remove {name}"),
-            Request::Attach { name, target, .. } => write!(f, "attach {name} to {target}"),
+            Request::Attach { target, unit } => write!(f, "attach {} to {target}", unit.volume),
             Request::Detach { target, number, .. } => write!(f, "detach {number} from {target}"),
-            Request::AttachDisk { volume, .. } => write!(f, "attach disk {volume}"),
+            Request::AttachDisk(disk) => write!(f, "attach disk {}", disk.volume),
             Request::DetachDisk { volume, .. } => write!(f, "detach disk {volume}"),
             Request::Reload => f.write_str("reload"),
             Request::Diff => f.write_str("diff"),
@@ -142,27 +126,12 @@ impl fmt::Display for Request {
 pub(crate) enum Answer {
     Status(Status),
     Sessions(Vec<SessionStatus>),
-    /// The new size of a volume, in bytes.
-    Resized {
-        size: u64,
-    },
-    /// The name and the URLs of a new volume.
-    Added {
-        name: String,
-        urls: Vec<String>,
-        /// Protocols in the volume's `protocols` that have no listener.
-        without_listener: Vec<String>,
-    },
+    Resized(Resized),
+    Added(Added),
     /// Log levels by area.
     Levels(BTreeMap<String, String>),
-    /// The NSID or LUN of an attached volume.
-    Attached {
-        number: u32,
-    },
-    /// The device of an attached disk.
-    DiskAttached {
-        device: String,
-    },
+    Attached(Attached),
+    DiskAttached(AttachedDevice),
     /// Changes of a config that were made or would be made.
     Plan(PlanReport),
     /// The desired config.
@@ -223,13 +192,11 @@ impl Answer {
         match self {
             Answer::Status(status) => json!(status),
             Answer::Sessions(sessions) => json!(sessions),
-            Answer::Resized { size } => json!({ "size": size }),
-            Answer::Added { name, urls, without_listener } => {
-                json!({ "name": name, "urls": urls, "protocols_without_listener": without_listener })
-            }
+            Answer::Resized(resized) => json!(resized),
+            Answer::Added(added) => json!(added),
             Answer::Levels(levels) => json!(levels),
-            Answer::Attached { number } => json!({ "number": number }),
-            Answer::DiskAttached { device } => json!({ "device": device }),
+            Answer::Attached(unit) => json!(unit),
+            Answer::DiskAttached(disk) => json!(disk),
             Answer::Plan(report) => json!(report),
             Answer::Config { content: FragmentContent::Toml(text), .. } => json!(text),
             Answer::Config { content: FragmentContent::Json(config), .. } => json!(config),

@@ -1,30 +1,11 @@
 //! `[[attachment]]`: a volume of the daemon that is also a disk of its machine.
 
+use crate::api::bodies::Attachment;
 use crate::attach::way::Way;
 use blockmux_engine::attach::DiskName;
-use serde::{Deserialize, Deserializer, de};
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use toml::{Table, Value};
-
-/// One `[[attachment]]`. A volume has at most one, which the volume's name identifies
-/// (docs/decisions, number 100).
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Attachment {
-    /// Name of the volume.
-    pub(super) volume: String,
-    /// How to attach it; `None` for the best way that the machine has.
-    pub(super) via: Option<Way>,
-    /// The Unix socket of a virtual machine's disk, by vhost-user.
-    pub(super) socket: Option<PathBuf>,
-    /// Its name below `/dev/blockmux`, if it gets one.
-    #[serde(default, deserialize_with = "disk_name")]
-    pub(super) name: Option<DiskName>,
-    /// Refuse writes of the disk, also if the volume is writable.
-    #[serde(default)]
-    pub(super) read_only: bool,
-}
 
 impl Attachment {
     /// How to attach it: as asked for, or as its socket says.
@@ -66,14 +47,8 @@ impl Attachment {
 
     /// The entry as a `[[attachment]]` table.
     pub(super) fn table(&self) -> Table {
-        let mut table = Table::new();
-        table.insert(ATTACHMENTS.1.to_owned(), self.volume.clone().into());
-        table.extend(self.via.map(|way| ("via".to_owned(), way.name().into())));
-        let socket = self.socket.as_ref().map(|path| path.display().to_string());
-        table.extend(socket.map(|path| ("socket".to_owned(), path.into())));
-        table.extend(self.name.as_ref().map(|name| ("name".to_owned(), name.to_string().into())));
-        table.extend(self.read_only.then(|| ("read_only".to_owned(), true.into())));
-        table
+        // The request or the config had its values as text.
+        Table::try_from(self).unwrap_or_default()
     }
 }
 
@@ -112,10 +87,6 @@ pub(super) fn check_all(attachments: &[Attachment], volumes: &[&str]) -> Result<
         }
     }
     Ok(())
-}
-
-fn disk_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DiskName>, D::Error> {
-    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
 }
 
 /// The attachments of a config in the form of a table.

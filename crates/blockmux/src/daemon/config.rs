@@ -1,12 +1,12 @@
 //! The config file of `serve`: TOML, with the options of the command line as keys.
 
 use super::access::ApiAccess;
-use super::attachment::Attachment;
 use super::role::{ApiCertificate, ApiToken};
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
 use crate::access::{networks, secret};
 use crate::api::ControlPath;
+use crate::api::bodies::Attachment;
 use crate::api::limits;
 use crate::data::unit_identity;
 use crate::failure::Failure;

@@ -15,6 +15,7 @@ use super::reload::{Current, Reloader, edit, fragment};
 use super::secrets::Secrets;
 use super::snapshot_commands::SnapshottedVolume;
 use crate::api::ApiError;
+use crate::api::bodies::{Added, Attached, AttachedDevice};
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
 use crate::api::status::{
@@ -299,13 +300,13 @@ impl ControlServer {
                 let answer = log_levels(levels.as_deref())?;
                 Ok(Changed { effects: vec![format!("~ log: {before} -> {}", answer.json())], answer })
             }
-            Request::Add { .. }
+            Request::Add(_)
             | Request::Remove { .. }
             | Request::Limit { .. }
             | Request::Resize { .. }
             | Request::Attach { .. }
             | Request::Detach { .. }
-            | Request::AttachDisk { .. }
+            | Request::AttachDisk(_)
             | Request::DetachDisk { .. }
             | Request::Change(_) => self.execute(request, caller, progress),
             Request::CreateSnapshot { volume, name } => {
@@ -346,8 +347,8 @@ impl ControlServer {
         let mut effects = report.lines();
         match (request, &answer) {
             // The config may say it already, or the command has written default targets into it.
-            (Request::Attach { name, target, .. }, Answer::Attached { number }) => {
-                effects.push(format!("+ {target} {number}: {name}"));
+            (Request::Attach { target, unit }, Answer::Attached(Attached { number })) => {
+                effects.push(format!("+ {target} {number}: {}", unit.volume));
             }
             // The size says it whether the config has it or not.
             (Request::Resize { .. }, _) => effects = resized,
@@ -356,12 +357,12 @@ impl ControlServer {
             _ => {}
         }
         let answer = match (answer, request) {
-            (Answer::Added { name, .. }, Request::Add { protocols, .. }) => {
-                self.added(name, protocols.as_deref())
+            (Answer::Added(Added { name, .. }), Request::Add(asked)) => {
+                Answer::Added(self.added(name, asked.protocols.as_deref()))
             }
-            (Answer::DiskAttached { .. }, Request::AttachDisk { volume, .. }) => {
-                let device = self.reloader.disks.device_of(volume)?.display().to_string();
-                Answer::DiskAttached { device }
+            (Answer::DiskAttached(_), Request::AttachDisk(asked)) => {
+                let device = self.reloader.disks.device_of(&asked.volume)?.display().to_string();
+                Answer::DiskAttached(AttachedDevice { device })
             }
             (answer, _) => answer,
         };
@@ -372,7 +373,7 @@ impl ControlServer {
     }
 
     /// The answer about a new volume.
-    fn added(&self, name: String, protocols: Option<&[String]>) -> Answer {
+    fn added(&self, name: String, protocols: Option<&[String]>) -> Added {
         let found = self.exports.find(&name).map(|(id, _)| id);
         let frontends = self.frontends.get();
         let announcer = Announcer::new(&frontends, &self.policy, ClientLocation::Anywhere);
@@ -382,9 +383,9 @@ impl ControlServer {
         let without_listener = without_listener.filter(|word| {
             by_name(word).is_some() && opener.protocols.iter().all(|protocol| protocol.name != word)
         });
-        let without_listener = without_listener.collect();
+        let protocols_without_listener = without_listener.collect();
         self.policy.not_served(&name).iter().for_each(|why| info!("{name} is not exported by {why}"));
-        Answer::Added { urls, name, without_listener }
+        Added { urls, name, protocols_without_listener }
     }
 
     /// A volume, for commands about its snapshots.

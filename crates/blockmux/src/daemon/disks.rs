@@ -4,7 +4,7 @@
 //! held meanwhile: the entry of the volume says what is under way. Callers run both as work that
 //! may block (`blocking_work.rs`).
 
-use super::attachment::Attachment;
+use crate::api::bodies::Attachment;
 use crate::api::status::AttachmentStatus;
 use crate::api::{ApiError, ErrorCode};
 use crate::attach::way::{self, WantedWays, Way, WayOptions};

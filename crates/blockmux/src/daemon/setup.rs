@@ -5,7 +5,7 @@
 
 use super::ServeArgs;
 use super::access::{ApiAccess, RequiredCredentials, tcp_address};
-use super::attachment::{self, ATTACHMENTS, Attachment};
+use super::attachment::{self, ATTACHMENTS};
 use super::config::{Config, VolumeEntry, current_directory};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
@@ -15,6 +15,7 @@ use super::sources::{NamedList, Sources};
 use super::state;
 use crate::access::secret::directory_below;
 use crate::api::ControlPath;
+use crate::api::bodies::Attachment;
 use crate::data::{layers, unit_identity};
 use crate::failure::Failure;
 use crate::process::poll::Poll;

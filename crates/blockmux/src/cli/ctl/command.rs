@@ -4,6 +4,7 @@ use super::fragment;
 use super::objects::ObjectCommand;
 use super::snapshots::SnapshotCommand;
 use super::status::StatusArgs;
+use crate::api::bodies::{AttachVolume, Attachment, LimitVolume};
 use crate::api::fragment::{ApplyOptions, Fragment};
 use crate::api::limits;
 use crate::api::request::Request;
@@ -144,42 +145,34 @@ impl CtlCommand {
     ///
     /// # Errors
     /// If the words are no object, or no keys with values.
-    pub(super) fn request(&self, as_json: bool) -> Result<Request, String> {
+    pub(super) fn request(self, as_json: bool) -> Result<Request, String> {
         Ok(match self {
             CtlCommand::Status(_) => Request::Status,
             CtlCommand::Sessions => Request::Sessions,
-            CtlCommand::Disconnect { session } => Request::Disconnect { session: session.clone() },
-            CtlCommand::Resize { name, size, shrink } => {
-                Request::Resize { name: name.clone(), size: *size, shrink: *shrink }
-            }
+            CtlCommand::Disconnect { session } => Request::Disconnect { session },
+            CtlCommand::Resize { name, size, shrink } => Request::Resize { name, size, shrink },
             CtlCommand::Snapshot(command) => command.request(),
             CtlCommand::Limit { name, limits, client_limits } => {
-                Request::Limit { name: name.clone(), limits: *limits, client_limits: *client_limits }
+                let [limits, client_limits] = [limits, client_limits].map(|limits| limits.map(Into::into));
+                Request::Limit { name, limits: LimitVolume { limits, client_limits } }
             }
             CtlCommand::Attach { name, target, number, ana_group } => {
-                let (name, target) = (name.clone(), target.clone());
-                Request::Attach { name, target, number: *number, ana_group: *ana_group }
+                Request::Attach { target, unit: AttachVolume { volume: name, number, ana_group } }
             }
-            CtlCommand::Detach { target, number, force } => {
-                Request::Detach { target: target.clone(), number: *number, force: *force }
-            }
+            CtlCommand::Detach { target, number, force } => Request::Detach { target, number, force },
             CtlCommand::AttachDisk { volume, via, socket, name, read_only } => {
-                let (volume, socket, name) = (volume.clone(), socket.clone(), name.clone());
-                Request::AttachDisk { volume, via: *via, socket, name, read_only: *read_only }
+                Request::AttachDisk(Attachment { volume, via, socket, name, read_only })
             }
-            CtlCommand::DetachDisk { volume, force } => {
-                Request::DetachDisk { volume: volume.clone(), force: *force }
-            }
+            CtlCommand::DetachDisk { volume, force } => Request::DetachDisk { volume, force },
             CtlCommand::Reload => Request::Reload,
             CtlCommand::Diff { .. } => Request::Diff,
             CtlCommand::Export => Request::Export { as_json },
             CtlCommand::Apply { fragment, prune, dry_run } => {
-                let options = ApplyOptions { prune: *prune, dry_run: *dry_run, if_match: None };
-                Request::Apply { fragment: fragment.clone(), options }
+                Request::Apply { fragment, options: ApplyOptions { prune, dry_run, if_match: None } }
             }
             CtlCommand::Save => Request::Save,
-            CtlCommand::Log { levels } => Request::Log { levels: levels.clone() },
-            CtlCommand::Change(change) => Request::Change(change.clone()),
+            CtlCommand::Log { levels } => Request::Log { levels },
+            CtlCommand::Change(change) => Request::Change(change),
             CtlCommand::Objects(command) => command.request()?,
         })
     }

@@ -17,6 +17,7 @@ mod status;
 use self::command::CtlCommand;
 use crate::access::{certificates, secret};
 use crate::api::ApiAddress;
+use crate::api::bodies::{AddVolume, Added, Attached, AttachedDevice, Attachment, LimitVolume, Resized};
 use crate::api::client::{ApiCredentials, Client};
 use crate::api::edit::{ListQuery, ObjectList, ObjectPath};
 use crate::api::fragment::FragmentContent;
@@ -58,14 +59,15 @@ pub(crate) struct DaemonArgs {
 }
 
 /// Sends the command to the daemon and prints its answer.
-pub(crate) fn run(args: &CtlArgs) -> Result<ExitCode, Failure> {
-    let client = args.daemon.client()?;
-    if let CtlCommand::Status(status) = &args.command {
-        return status::run(&client, status, args.json).map(|()| ExitCode::SUCCESS);
+pub(crate) fn run(CtlArgs { daemon, json, command }: CtlArgs) -> Result<ExitCode, Failure> {
+    let client = daemon.client()?;
+    if let CtlCommand::Status(status) = &command {
+        return status::run(&client, status, json).map(|()| ExitCode::SUCCESS);
     }
-    let request = &args.command.request(args.json).map_err(Failure::request)?;
-    if let Request::Limit { name, limits: None, client_limits: None } = request {
-        return show_limits(&client, name, args.json).map(|()| ExitCode::SUCCESS);
+    let compares = matches!(command, CtlCommand::Diff { exit_code: true });
+    let request = &command.request(json).map_err(Failure::request)?;
+    if let Request::Limit { name, limits: LimitVolume { limits: None, client_limits: None } } = request {
+        return show_limits(&client, name, json).map(|()| ExitCode::SUCCESS);
     }
     let mut answer = match request {
         Request::List { path, query } => ask_all(&client, path, query)?,
@@ -75,9 +77,8 @@ pub(crate) fn run(args: &CtlArgs) -> Result<ExitCode, Failure> {
         tracing::warn!("{}", printable(&note));
         answer = *own;
     }
-    let compares = matches!(args.command, CtlCommand::Diff { exit_code: true });
     let differs = compares && matches!(&answer, Answer::Plan(report) if !report.is_empty());
-    show(answer, request, args.json)?;
+    show(answer, request, json)?;
     Ok(ExitCode::from(u8::from(differs)))
 }
 
@@ -123,10 +124,11 @@ fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure>
     match (answer, request) {
         (Answer::Failed(error), _) => Err(error.into()),
         (answer, _) if is_json => print_json(&answer.json()),
-        (Answer::Resized { size }, Request::Resize { name, .. }) => {
+        (Answer::Resized(Resized { size }), Request::Resize { name, .. }) => {
             print(format_args!("{name}  {}", both_sizes(size)))
         }
-        (Answer::Added { name, urls, without_listener }, Request::Add { protocols, .. }) => {
+        (Answer::Added(added), Request::Add(AddVolume { protocols, .. })) => {
+            let Added { name, urls, protocols_without_listener: without_listener } = added;
             let lines = urls.iter().map(|url| format!("\n  {}", printable(&shell_word(url))));
             print(format_args!("{}{}", printable(&name), lines.collect::<String>()))?;
             if urls.is_empty() {
@@ -141,10 +143,10 @@ fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure>
             }
             Ok(())
         }
-        (Answer::Attached { number }, Request::Attach { target, .. }) => {
+        (Answer::Attached(Attached { number }), Request::Attach { target, .. }) => {
             print(format_args!("{}  {number}", printable(target)))
         }
-        (Answer::DiskAttached { device }, Request::AttachDisk { volume, .. }) => {
+        (Answer::DiskAttached(AttachedDevice { device }), Request::AttachDisk(Attachment { volume, .. })) => {
             print(format_args!("{}  {}", printable(&device), printable(volume)))
         }
         (Answer::Plan(report), _) => print(plan::text(&report)),

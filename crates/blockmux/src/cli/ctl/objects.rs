@@ -1,7 +1,7 @@
 //! `blockmux ctl list`, `show`, `add`, `set` and `remove`: objects of the running config by their
 //! place in it.
 
-use crate::api::bodies::{SecretInfo, SecretText};
+use crate::api::bodies::{AddVolume, SecretInfo, SecretText};
 use crate::api::client::{Call, CallBody, segment};
 use crate::api::distinct_keys;
 use crate::api::edit::{
@@ -111,7 +111,7 @@ impl ObjectCommand {
     ///
     /// # Errors
     /// If the words are no object, or no keys with values.
-    pub(super) fn request(&self) -> Result<Request, String> {
+    pub(super) fn request(self) -> Result<Request, String> {
         let edit = |words: &[String], operation, options: &EditArgs, if_none_match: Option<&str>| {
             let EditArgs { dry_run, force } = *options;
             let if_none_match = if_none_match.map(str::to_owned);
@@ -129,10 +129,10 @@ impl ObjectCommand {
                 ));
             }
             ObjectCommand::List { words, filter } => {
-                let query = ListQuery { filter: filter.clone(), ..ListQuery::default() };
-                Request::List { path: object_path(words), query }
+                let query = ListQuery { filter, ..ListQuery::default() };
+                Request::List { path: object_path(&words), query }
             }
-            ObjectCommand::Show { words } => Request::Show { path: object_path(words) },
+            ObjectCommand::Show { words } => Request::Show { path: object_path(&words) },
             ObjectCommand::Add { words, volume, options } => match &words[..] {
                 [short] if options.dry_run => {
                     return Err(format!("{short}: --dry-run is for objects; write volume NAME spec={short}"));
@@ -143,22 +143,22 @@ impl ObjectCommand {
                 }
                 words => {
                     let (place, keys) = split(words);
-                    edit(place, EditOperation::Put(object(keys)?), options, Some(ANY))
+                    edit(place, EditOperation::Put(object(keys)?), &options, Some(ANY))
                 }
             },
             ObjectCommand::Set { words, options } => {
-                let (place, keys) = split(words);
+                let (place, keys) = split(&words);
                 if keys.is_empty() {
                     return Err("write the keys to change behind the name, as KEY=VALUE".to_owned());
                 }
-                edit(place, EditOperation::Set(object(keys)?), options, None)
+                edit(place, EditOperation::Set(object(keys)?), &options, None)
             }
             ObjectCommand::Remove { words, options } => match &words[..] {
                 [name] if options.dry_run => {
                     return Err(format!("{name}: --dry-run is for objects; write remove volume {name}"));
                 }
                 [name] => Request::Remove { name: name.clone(), force: options.force },
-                words => edit(words, EditOperation::Remove, options, None),
+                words => edit(words, EditOperation::Remove, &options, None),
             },
         })
     }
@@ -203,18 +203,19 @@ const MAX_SECRET: u64 = 128 << 10;
 
 impl VolumeOptions {
     /// The request of the short form.
-    fn request(&self, volume: &str) -> Result<Request, String> {
+    fn request(self, volume: &str) -> Result<Request, String> {
         let VolumeOptions { read_only, description, protocols, allow, limits, client_limits } = self;
         let volume: SpecText = volume.parse().map_err(|error| format!("{error}"))?;
-        Ok(Request::Add {
+        let [limits, client_limits] = [limits, client_limits].map(|limits| limits.map(Into::into));
+        Ok(Request::Add(AddVolume {
             volume,
-            read_only: *read_only,
-            description: description.clone(),
-            protocols: protocols.clone(),
-            allow: allow.clone(),
-            limits: *limits,
-            client_limits: *client_limits,
-        })
+            read_only,
+            description,
+            protocols,
+            allow,
+            limits,
+            client_limits,
+        }))
     }
 }
 

@@ -1,10 +1,7 @@
 //! Maps each command to its HTTP request, and the response to an answer.
 
 use super::objects;
-use crate::api::bodies::{
-    AddVolume, Added, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog, ChangeTarget,
-    CreateSnapshot, LimitVolume, Message, ProtectSnapshot, ResizeVolume, Resized,
-};
+use crate::api::bodies::{ChangeLog, ChangeTarget, CreateSnapshot, Message, ProtectSnapshot, ResizeVolume};
 use crate::api::client::{Call, CallBody, segment};
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent, JSON, TOML};
 use crate::api::request::{Answer, Request};
@@ -19,40 +16,21 @@ pub(super) fn call(request: &Request) -> Call {
             let body = json!(ResizeVolume { size: *size, shrink: *shrink });
             with_body("POST", format!("/v1/volumes/{}/resize", segment(name)), body)
         }
-        Request::Limit { name, limits, client_limits } => {
-            let [limits, client_limits] = [limits, client_limits].map(|limits| limits.map(Into::into));
-            let body = json!(LimitVolume { limits, client_limits });
-            with_body("POST", format!("/v1/volumes/{}/limits", segment(name)), body)
+        Request::Limit { name, limits } => {
+            with_body("POST", format!("/v1/volumes/{}/limits", segment(name)), json!(limits))
         }
-        Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
-            let body = json!(AddVolume {
-                volume: volume.clone(),
-                read_only: *read_only,
-                description: description.clone(),
-                protocols: protocols.clone(),
-                allow: allow.clone(),
-                limits: limits.map(Into::into),
-                client_limits: client_limits.map(Into::into),
-            });
-            with_body("POST", "/v1/volumes".to_owned(), body)
-        }
+        Request::Add(volume) => with_body("POST", "/v1/volumes".to_owned(), json!(volume)),
         Request::Remove { name, force } => {
             Call::new("DELETE", format!("/v1/volumes/{}{}", segment(name), force_query(*force)))
         }
-        Request::Attach { name, target, number, ana_group } => {
-            let body = json!(AttachVolume { volume: name.clone(), number: *number, ana_group: *ana_group });
-            with_body("POST", format!("/v1/targets/{}/units", segment(target)), body)
+        Request::Attach { target, unit } => {
+            with_body("POST", format!("/v1/targets/{}/units", segment(target)), json!(unit))
         }
         Request::Detach { target, number, force } => {
             let query = force_query(*force);
             Call::new("DELETE", format!("/v1/targets/{}/units/{number}{query}", segment(target)))
         }
-        Request::AttachDisk { volume, via, socket, name, read_only } => {
-            let (volume, name) = (volume.clone(), name.as_ref().map(ToString::to_string));
-            let socket = socket.clone();
-            let body = json!(AttachDisk { volume, via: *via, socket, name, read_only: *read_only });
-            with_body("POST", "/v1/attachments".to_owned(), body)
-        }
+        Request::AttachDisk(disk) => with_body("POST", "/v1/attachments".to_owned(), json!(disk)),
         Request::DetachDisk { volume, force } => {
             let query = force_query(*force);
             Call::new("DELETE", format!("/v1/attachments/{}{query}", segment(volume)))
@@ -105,22 +83,10 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
     Ok(match request {
         Request::Status => Answer::Status(serde_json::from_value(body)?),
         Request::Sessions => Answer::Sessions(serde_json::from_value(body)?),
-        Request::Resize { .. } => {
-            let Resized { size } = serde_json::from_value(body)?;
-            Answer::Resized { size }
-        }
-        Request::Add { .. } => {
-            let Added { name, urls, protocols_without_listener } = serde_json::from_value(body)?;
-            Answer::Added { name, urls, without_listener: protocols_without_listener }
-        }
-        Request::Attach { .. } => {
-            let Attached { number } = serde_json::from_value(body)?;
-            Answer::Attached { number }
-        }
-        Request::AttachDisk { .. } => {
-            let AttachedDevice { device } = serde_json::from_value(body)?;
-            Answer::DiskAttached { device }
-        }
+        Request::Resize { .. } => Answer::Resized(serde_json::from_value(body)?),
+        Request::Add(_) => Answer::Added(serde_json::from_value(body)?),
+        Request::Attach { .. } => Answer::Attached(serde_json::from_value(body)?),
+        Request::AttachDisk(_) => Answer::DiskAttached(serde_json::from_value(body)?),
         Request::Snapshots { .. } => Answer::Snapshots(serde_json::from_value(body)?),
         Request::CreateSnapshot { .. } => Answer::Snapshot(serde_json::from_value(body)?),
         Request::Remove { .. }
@@ -200,15 +166,20 @@ fn with_body(method: &'static str, path: String, body: Value) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::bodies::{AttachVolume, Attached};
 
     #[test]
     fn names_are_escaped_in_paths_and_absent_values_are_omitted_from_bodies() {
         let target = "iqn.x:a/b".to_owned();
-        let request = Request::Attach { name: "v".to_owned(), target, number: None, ana_group: Some(2) };
+        let unit = AttachVolume { volume: "v".to_owned(), number: None, ana_group: Some(2) };
+        let request = Request::Attach { target, unit };
         let call = call(&request);
         assert_eq!((call.method, &*call.path), ("POST", "/v1/targets/iqn%2Ex%3Aa%2Fb/units"));
         assert_eq!(call.body, Some(CallBody::Json(json!({ "volume": "v", "ana_group": 2 }))));
-        assert!(matches!(answer(&request, json!({ "number": 3 })), Ok(Answer::Attached { number: 3 })));
+        assert!(matches!(
+            answer(&request, json!({ "number": 3 })),
+            Ok(Answer::Attached(Attached { number: 3 }))
+        ));
         assert!(answer(&request, json!({ "size": 3 })).is_err());
     }
 }

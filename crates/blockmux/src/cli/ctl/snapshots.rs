@@ -34,18 +34,19 @@ pub(super) struct SnapshotArgs {
 
 impl SnapshotCommand {
     /// The request to the daemon.
-    pub(super) fn request(&self) -> Request {
-        let protect = |of: &SnapshotArgs, protected| {
-            let SnapshotArgs { volume, name } = of;
-            Request::ProtectSnapshot { volume: volume.clone(), name: name.clone(), protected }
+    pub(super) fn request(self) -> Request {
+        let protect = |SnapshotArgs { volume, name }: SnapshotArgs, protected| Request::ProtectSnapshot {
+            volume,
+            name,
+            protected,
         };
         match self {
-            SnapshotCommand::List { volume } => Request::Snapshots { volume: volume.clone() },
+            SnapshotCommand::List { volume } => Request::Snapshots { volume },
             SnapshotCommand::Create(SnapshotArgs { volume, name }) => {
-                Request::CreateSnapshot { volume: volume.clone(), name: name.clone() }
+                Request::CreateSnapshot { volume, name }
             }
             SnapshotCommand::Delete(SnapshotArgs { volume, name }) => {
-                Request::DeleteSnapshot { volume: volume.clone(), name: name.clone() }
+                Request::DeleteSnapshot { volume, name }
             }
             SnapshotCommand::Protect(of) => protect(of, true),
             SnapshotCommand::Unprotect(of) => protect(of, false),

@@ -212,6 +212,7 @@ const MAX_KNOWN: usize = 128;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::bodies::Attached;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
     use tokio::runtime::Builder;
@@ -230,7 +231,7 @@ mod tests {
         let first = begin(&actions, "first".to_owned());
         first.set_progress("waiting".to_owned());
         for number in 0..MAX_KNOWN {
-            begin(&actions, number.to_string()).end(&Answer::Attached { number: 7 });
+            begin(&actions, number.to_string()).end(&Answer::Attached(Attached { number: 7 }));
         }
         let all = actions.list();
         assert_eq!((all.len(), all[0].id, all[1].action.as_str()), (MAX_KNOWN, first.id, "1"));
@@ -297,7 +298,7 @@ mod tests {
             assert!(kept.len() < 4096, "{} bytes", kept.len());
             assert!(status.action.starts_with("\u{e9}\u{e9}") && status.action.ends_with("..."));
         }
-        begin(&actions, "short".to_owned()).end(&Answer::Attached { number: 7 });
+        begin(&actions, "short".to_owned()).end(&Answer::Attached(Attached { number: 7 }));
         assert_eq!(actions.list()[3].result, Some(json!({ "number": 7 })));
     }
 }

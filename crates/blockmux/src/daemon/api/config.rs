@@ -88,8 +88,8 @@ async fn diff(State(shared): State<ApiState>) -> Result<Response, ApiError> {
         (status = 422, body = ErrorBody, description = "The config file is invalid")
     )
 )]
-async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
-    shared.run_action(Request::Reload, asked, StatusCode::OK).await
+async fn reload(asked: Asked) -> Response {
+    asked.run(Request::Reload, StatusCode::OK).await
 }
 
 /// Apply a part of a config: add and change the entries that it names, keep everything else
@@ -113,12 +113,8 @@ async fn reload(State(shared): State<ApiState>, asked: Asked) -> Response {
         (status = 415, body = ErrorBody, description = "The body is neither `application/json` nor `application/toml`")
     )
 )]
-async fn apply(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    FragmentOfRequest { fragment, options }: FragmentOfRequest,
-) -> Response {
-    shared.run_action(Request::Apply { fragment, options }, asked, StatusCode::OK).await
+async fn apply(asked: Asked, FragmentOfRequest { fragment, options }: FragmentOfRequest) -> Response {
+    asked.run(Request::Apply { fragment, options }, StatusCode::OK).await
 }
 
 /// Extracts a fragment from a request's body, and how it is applied.
@@ -178,8 +174,8 @@ impl FromRequest<ApiState> for FragmentOfRequest {
         (status = 409, body = ErrorBody, description = "There is no config file, or it was edited or cannot be written")
     )
 )]
-async fn save(State(shared): State<ApiState>, asked: Asked) -> Response {
-    shared.run_action(Request::Save, asked, StatusCode::OK).await
+async fn save(asked: Asked) -> Response {
+    asked.run(Request::Save, StatusCode::OK).await
 }
 
 #[cfg(test)]

@@ -6,11 +6,11 @@ use crate::api::ErrorBody;
 use crate::daemon::role::Role;
 use axum::http::Method;
 use utoipa::OpenApi;
-use utoipa::openapi::path::{Operation, Parameter, ParameterIn, PathItem};
+use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn, PathItem};
 use utoipa::openapi::schema::Type;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
-    Components, Content, HeaderBuilder, ObjectBuilder, OpenApi as Document, Ref, RefOr, Response,
+    Components, Content, HeaderBuilder, ObjectBuilder, OpenApi as Document, Ref, RefOr, Required, Response,
 };
 
 /// The parts that belong to no path.
@@ -55,6 +55,9 @@ fn complete_operation(method: &Method, path: &str, operation: &mut Operation) {
     operation.security = Some(role.map_or_else(Vec::new, |role| requirement(role).into()));
     let name = role.map_or_else(|| "none".to_owned(), |role| role.to_string());
     operation.extensions.get_or_insert_default().insert(ROLE.to_owned(), name.into());
+    for text in texts_of(path) {
+        operation.parameters.get_or_insert_default().push(text);
+    }
     let responses = &mut operation.responses.responses;
     let is_query =
         |own: &RefOr<Parameter>| matches!(own, RefOr::T(own) if own.parameter_in == ParameterIn::Query);
@@ -84,6 +87,31 @@ fn complete_operation(method: &Method, path: &str, operation: &mut Operation) {
         }
     }
 }
+
+/// The parameters of a path that are texts.
+fn texts_of(path: &str) -> impl Iterator<Item = RefOr<Parameter>> {
+    let own = TEXTS.iter().filter(|(place, name, _)| path.starts_with(place) && path.contains(name));
+    own.map(|(_, name, what)| {
+        let text = ObjectBuilder::new().schema_type(Type::String).build();
+        let parameter = ParameterBuilder::new().name(name.trim_matches(['{', '}']));
+        let parameter = parameter.parameter_in(ParameterIn::Path).required(Required::True);
+        parameter.description(Some(*what)).schema(Some(text)).build().into()
+    })
+}
+
+/// The parameters of paths that are texts, each with the beginning of the paths and its
+/// description.
+const TEXTS: [(&str, &str, &str); 9] = [
+    ("/v1/sessions/", "{session}", "Address of the session, or name of the initiator"),
+    ("/v1/secrets/", "{name}", "Name of the secret"),
+    ("/v1/volumes/", "{name}", "Name of the volume"),
+    ("/v1/volumes/", "{snapshot}", "Name of the snapshot"),
+    ("/v1/attachments/", "{volume}", "Name of the volume"),
+    ("/v1/targets/", "{target}", "Subsystem NQN, iSCSI name or SRP port"),
+    ("/v1/objects/", "{name}", "Name of the object"),
+    ("/v1/objects/", "{part}", "Key of a list within the object"),
+    ("/v1/objects/", "{entry}", "Name of the object in that list"),
+];
 
 /// The operations of a path.
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (Method, &mut Operation)> {

@@ -16,7 +16,7 @@ use blockmux_engine::net::zone;
 use blockmux_engine::serve::audit::AUDIT;
 use blockmux_engine::sys::safe_path;
 use blockmux_proto::names::networks::AllowedNetworks;
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::AsFd;
 use rustix::fs::Mode;
 use rustix::process::{geteuid, umask};
 use std::fmt;
@@ -25,10 +25,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time;
@@ -72,12 +70,19 @@ pub(super) enum AnyListener {
     Tcp(TcpListener),
 }
 
-/// A connection of an API client.
-pub(super) enum AnyStream {
+/// A new connection of an API client.
+pub(super) enum AcceptedStream {
     Unix(UnixStream),
     Tcp(TcpStream),
-    Tls(Box<TlsStream>),
 }
+
+/// A connection of an API client that was admitted, with TLS or without.
+pub(super) type AnyStream = Box<dyn ApiStream>;
+
+/// What a connection of an API client does.
+pub(super) trait ApiStream: AsyncRead + AsyncWrite + AsFd + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + AsFd + Send + Unpin> ApiStream for T {}
 
 impl Endpoint {
     /// The URL of a TCP endpoint; `None` for a Unix socket.
@@ -196,28 +201,29 @@ impl Guard {
     /// If the peer is not allowed to connect, or the handshake fails.
     pub(super) async fn admit(
         &self,
-        stream: AnyStream,
+        stream: AcceptedStream,
     ) -> io::Result<(AnyStream, ApiPeer, Option<CurrentCredentials>)> {
         let caller = self.check(&stream)?;
         let mut current = match self {
             Guard::Owner => {
                 let peer = ApiPeer { caller, role: Role::Administer, credentials: None, refusal: None };
-                return Ok((stream, peer, None));
+                return Ok((stream.into_any(), peer, None));
             }
             Guard::Network(_, current) => current.clone(),
         };
         let credentials = current.borrow_and_update().clone();
         let (stream, caller, granted) = match (&credentials.tls, stream, caller) {
-            (Some(tls), AnyStream::Tcp(socket), Caller::Client { address, .. }) => {
+            (Some(tls), AcceptedStream::Tcp(socket), Caller::Client { address, .. }) => {
                 let stream = accept_tls(tls, socket, &address).await?;
                 let granted = tls.role(stream.peer());
                 let subject = match stream.peer() {
                     TlsPeer::Certificate(subject) => Some(subject.clone()),
                     _ => None,
                 };
-                (AnyStream::Tls(Box::new(stream)), Caller::Client { address, subject, token: None }, granted)
+                let stream: AnyStream = Box::new(stream);
+                (stream, Caller::Client { address, subject, token: None }, granted)
             }
-            (_, stream, caller) => (stream, caller, Ok(Role::Administer)),
+            (_, stream, caller) => (stream.into_any(), caller, Ok(Role::Administer)),
         };
         // A refused client gets no role.
         let (role, refusal) = granted.map_or_else(|why| (Role::Read, Some(why)), |role| (role, None));
@@ -225,14 +231,14 @@ impl Guard {
     }
 
     /// Checks where a connection comes from; returns the peer for the log.
-    fn check(&self, stream: &AnyStream) -> io::Result<Caller> {
+    fn check(&self, stream: &AcceptedStream) -> io::Result<Caller> {
         match (self, stream) {
-            (Guard::Owner, AnyStream::Unix(stream)) => {
+            (Guard::Owner, AcceptedStream::Unix(stream)) => {
                 check_peer(stream)?;
                 let peer = stream.peer_cred()?;
                 Ok(Caller::Process { uid: peer.uid(), pid: peer.pid() })
             }
-            (Guard::Network(networks, _), AnyStream::Tcp(stream)) => {
+            (Guard::Network(networks, _), AcceptedStream::Tcp(stream)) => {
                 let address = stream.peer_addr()?;
                 let peer = Address::Tcp(address);
                 if networks.admits(Some(address.ip())) {
@@ -263,12 +269,19 @@ impl fmt::Display for ApiPeer {
     }
 }
 
-impl AnyStream {
+impl AcceptedStream {
     /// The client's address; `None` for a Unix socket.
     pub(super) fn peer_ip(&self) -> Option<IpAddr> {
         match self {
-            AnyStream::Tcp(stream) => stream.peer_addr().ok().map(|peer| peer.ip()),
-            AnyStream::Unix(_) | AnyStream::Tls(_) => None,
+            AcceptedStream::Tcp(stream) => stream.peer_addr().ok().map(|peer| peer.ip()),
+            AcceptedStream::Unix(_) => None,
+        }
+    }
+
+    fn into_any(self) -> AnyStream {
+        match self {
+            AcceptedStream::Unix(stream) => Box::new(stream),
+            AcceptedStream::Tcp(stream) => Box::new(stream),
         }
     }
 }
@@ -290,64 +303,14 @@ impl AnyListener {
     ///
     /// # Errors
     /// The errors of accept(2).
-    pub(super) async fn accept(&self) -> io::Result<AnyStream> {
+    pub(super) async fn accept(&self) -> io::Result<AcceptedStream> {
         match self {
-            AnyListener::Unix(listener) => Ok(AnyStream::Unix(listener.accept().await?.0)),
+            AnyListener::Unix(listener) => Ok(AcceptedStream::Unix(listener.accept().await?.0)),
             AnyListener::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok(AnyStream::Tcp(stream))
+                Ok(AcceptedStream::Tcp(stream))
             }
-        }
-    }
-}
-
-impl AsFd for AnyStream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            AnyStream::Unix(stream) => stream.as_fd(),
-            AnyStream::Tcp(stream) => stream.as_fd(),
-            AnyStream::Tls(stream) => stream.as_fd(),
-        }
-    }
-}
-
-impl AsyncRead for AnyStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            AnyStream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
-            AnyStream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
-            AnyStream::Tls(stream) => Pin::new(&mut **stream).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for AnyStream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            AnyStream::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
-            AnyStream::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
-            AnyStream::Tls(stream) => Pin::new(&mut **stream).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            AnyStream::Unix(stream) => Pin::new(stream).poll_flush(context),
-            AnyStream::Tcp(stream) => Pin::new(stream).poll_flush(context),
-            AnyStream::Tls(stream) => Pin::new(&mut **stream).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            AnyStream::Unix(stream) => Pin::new(stream).poll_shutdown(context),
-            AnyStream::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
-            AnyStream::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(context),
         }
     }
 }

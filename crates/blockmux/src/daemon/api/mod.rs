@@ -43,7 +43,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use blockmux_engine::core::helpers;
 use endable::{EndableStream, Ending};
-use endpoint::{AnyListener, AnyStream, Endpoint, Guard};
+use endpoint::{AcceptedStream, AnyListener, Endpoint, Guard};
 use health::Health;
 use history::{Samples, TICK};
 use hyper::body::Incoming;
@@ -234,7 +234,7 @@ async fn accept_all(
 /// Serves one client until it disconnects, the daemon stops, or other credentials replace those
 /// that the client was checked with. Then a request whose head has arrived still gets its response.
 async fn serve(
-    stream: AnyStream,
+    stream: AcceptedStream,
     place: Arc<Place>,
     guard: Arc<Guard>,
     router: Router,

@@ -18,8 +18,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use axum::routing::get;
 use serde_json::{Map, Value};
-use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::{ObjectBuilder, OpenApi as Document, RefOr, Required, Type};
+use utoipa::openapi::OpenApi as Document;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -42,17 +41,11 @@ pub(super) fn of_parts() -> Router<ApiState> {
 
 /// Documents [`of_parts`].
 pub(super) fn describe_parts(document: &mut Document) {
-    for (from, to, more) in [(LIST, PARTS, &NAMES[1..3]), (OBJECT, PART, &NAMES[2..])] {
+    for (from, to) in [(LIST, PARTS), (OBJECT, PART)] {
         let Some(mut item) = document.paths.paths.get(from).cloned() else { continue };
         let own = [&mut item.get, &mut item.put, &mut item.patch, &mut item.delete];
         for operation in own.into_iter().flatten() {
             operation.operation_id = operation.operation_id.take().map(|id| id + "_part");
-            let parameter = |(name, what): &(&str, &str)| -> RefOr<Parameter> {
-                let text = ObjectBuilder::new().schema_type(Type::String).build();
-                let parameter = ParameterBuilder::new().name(*name).parameter_in(ParameterIn::Path);
-                parameter.required(Required::True).description(Some(*what)).schema(Some(text)).build().into()
-            };
-            operation.parameters.get_or_insert_default().extend(more.iter().map(parameter));
         }
         document.paths.paths.insert(to.to_owned(), item);
     }
@@ -62,12 +55,6 @@ const LIST: &str = "/v1/objects/{kind}";
 const OBJECT: &str = "/v1/objects/{kind}/{name}";
 const PARTS: &str = "/v1/objects/{kind}/{name}/{part}";
 const PART: &str = "/v1/objects/{kind}/{name}/{part}/{entry}";
-const NAMES: [(&str, &str); 4] = [
-    ("kind", "Key of a list in the config file"),
-    ("name", "Name of the object"),
-    ("part", "Key of a list within the object"),
-    ("entry", "Name of the object in that list"),
-];
 
 /// The path and the options of a request for objects.
 struct At {
@@ -137,10 +124,7 @@ async fn list_objects(State(shared): State<ApiState>, At { path, query, .. }: At
 #[utoipa::path(
     get,
     path = "/v1/objects/{kind}/{name}",
-    params(
-        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
-        ("name" = String, Path, description = "Name of the object")
-    ),
+    params(("kind" = String, Path, description = "Key of a list in the config file", example = "volume")),
     responses(
         (status = 200, body = Object, headers(("ETag" = String, description = "Changes with the object")))
     )
@@ -168,7 +152,6 @@ async fn show_object(State(shared): State<ApiState>, At { path, .. }: At) -> Res
     path = "/v1/objects/{kind}/{name}",
     params(
         ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
-        ("name" = String, Path, description = "Name of the object"),
         ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
         ("If-Match" = Option<String>, Header, description = "The ETag that the object must have"),
         ("If-None-Match" = Option<String>, Header, description = "`*`: the object must be new")
@@ -181,13 +164,8 @@ async fn show_object(State(shared): State<ApiState>, At { path, .. }: At) -> Res
         (status = 412, body = ErrorBody)
     )
 )]
-async fn put_object(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    at: At,
-    Body(object): Body<Map<String, Value>>,
-) -> Response {
-    shared.edit(asked, at, EditOperation::Put(object)).await
+async fn put_object(asked: Asked, at: At, Body(object): Body<Map<String, Value>>) -> Response {
+    asked.edit(at, EditOperation::Put(object)).await
 }
 
 /// Change keys of an object of the running config
@@ -198,7 +176,6 @@ async fn put_object(
     path = "/v1/objects/{kind}/{name}",
     params(
         ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
-        ("name" = String, Path, description = "Name of the object"),
         ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
         ("If-Match" = Option<String>, Header, description = "The ETag that the object must have")
     ),
@@ -209,13 +186,8 @@ async fn put_object(
         (status = 412, body = ErrorBody)
     )
 )]
-async fn set_object(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    at: At,
-    Body(patch): Body<Map<String, Value>>,
-) -> Response {
-    shared.edit(asked, at, EditOperation::Set(patch)).await
+async fn set_object(asked: Asked, at: At, Body(patch): Body<Map<String, Value>>) -> Response {
+    asked.edit(at, EditOperation::Set(patch)).await
 }
 
 /// Remove an object from the running config
@@ -226,7 +198,6 @@ async fn set_object(
     path = "/v1/objects/{kind}/{name}",
     params(
         ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
-        ("name" = String, Path, description = "Name of the object"),
         ("force" = Option<bool>, Query, description = "Also if sessions use it; their I/O fails"),
         ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
         ("If-Match" = Option<String>, Header, description = "The ETag that the object must have")
@@ -237,14 +208,14 @@ async fn set_object(
         (status = 412, body = ErrorBody)
     )
 )]
-async fn remove_object(State(shared): State<ApiState>, asked: Asked, at: At) -> Response {
-    shared.edit(asked, at, EditOperation::Remove).await
+async fn remove_object(asked: Asked, at: At) -> Response {
+    asked.edit(at, EditOperation::Remove).await
 }
 
-impl ApiState {
-    async fn edit(&self, asked: Asked, at: At, operation: EditOperation) -> Response {
+impl Asked {
+    async fn edit(self, at: At, operation: EditOperation) -> Response {
         let At { path, options, .. } = at;
         let done = if options.must_be_new() { StatusCode::CREATED } else { StatusCode::OK };
-        self.run_action(Request::Edit(ConfigEdit { path, operation, options }), asked, done).await
+        self.run(Request::Edit(ConfigEdit { path, operation, options }), done).await
     }
 }

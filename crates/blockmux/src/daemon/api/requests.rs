@@ -27,14 +27,34 @@ impl ApiState {
         }
     }
 
+    /// The response for an action that is still running.
+    fn accepted(&self, id: u64) -> Response {
+        let mut response = json(StatusCode::ACCEPTED, &self.actions.get(id));
+        if let Ok(location) = HeaderValue::from_str(&format!("/v1/actions/{id}")) {
+            response.headers_mut().insert(header::LOCATION, location);
+        }
+        response
+    }
+}
+
+/// The place for a change that a request asks for: who sent it, and how long the client waits for
+/// its result.
+pub(super) struct Asked {
+    shared: ApiState,
+    pub(super) client: ApiClient,
+    wait: Option<Duration>,
+}
+
+impl Asked {
     /// Executes a request that changes something as an action; `done` is the HTTP status of
     /// success.
-    pub(super) async fn run_action(&self, request: Request, asked: Asked, done: StatusCode) -> Response {
-        let running = match self.actions.begin(request.to_string()).await {
+    pub(super) async fn run(self, request: Request, done: StatusCode) -> Response {
+        let Asked { shared, client, wait } = self;
+        let running = match shared.actions.begin(request.to_string()).await {
             Ok(running) => running,
             Err(error) => return refusal(error),
         };
-        let (id, control, Asked { client, wait }) = (running.id, self.control.clone(), asked);
+        let (id, control) = (running.id, shared.control.clone());
         let mut work = tokio::task::spawn_blocking(move || {
             let answer = control.change(&request, &client.caller, &|progress| running.set_progress(progress));
             running.end(&answer);
@@ -43,7 +63,7 @@ impl ApiState {
         let answer = match wait {
             Some(wait_limit) => match time::timeout(wait_limit, &mut work).await {
                 Ok(answer) => answer,
-                Err(_) => return self.accepted(id),
+                Err(_) => return shared.accepted(id),
             },
             None => work.await,
         };
@@ -55,30 +75,15 @@ impl ApiState {
             ))),
         }
     }
-
-    /// The response for an action that is still running.
-    fn accepted(&self, id: u64) -> Response {
-        let mut response = json(StatusCode::ACCEPTED, &self.actions.get(id));
-        if let Ok(location) = HeaderValue::from_str(&format!("/v1/actions/{id}")) {
-            response.headers_mut().insert(header::LOCATION, location);
-        }
-        response
-    }
-}
-
-/// Who sent a request, and how long the client waits for its result.
-pub(super) struct Asked {
-    pub(super) client: ApiClient,
-    wait: Option<Duration>,
 }
 
 impl FromRequestParts<ApiState> for Asked {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &ApiState) -> Result<Asked, ApiError> {
+    async fn from_request_parts(parts: &mut Parts, shared: &ApiState) -> Result<Asked, ApiError> {
         let client = parts.extensions.get::<ApiClient>().cloned();
         let client = client.ok_or_else(|| ApiError::failed("internal error: the client is not known"))?;
-        Ok(Asked { client, wait: wait_limit(&parts.headers) })
+        Ok(Asked { shared: shared.clone(), client, wait: wait_limit(&parts.headers) })
     }
 }
 

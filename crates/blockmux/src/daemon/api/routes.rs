@@ -6,11 +6,10 @@ use super::requests::Asked;
 use super::{ApiState, config, document, health, metrics, objects, page, snapshots, takeover};
 use crate::api::action::ActionStatus;
 use crate::api::bodies::{
-    AddVolume, Added, AttachDisk, AttachVolume, Attached, AttachedDevice, ChangeLog, ChangeTarget,
+    AddVolume, Added, AttachVolume, Attached, AttachedDevice, Attachment, ChangeLog, ChangeTarget,
     LimitVolume, Message, ResizeVolume, Resized, SecretInfo, WriteSecret,
 };
 use crate::api::history::History;
-use crate::api::limits::LimitsBody;
 use crate::api::request::{Answer, Request};
 use crate::api::status::{AttachmentStatus, SessionStatus, Status, VolumeStatus};
 use crate::api::{ApiError, ErrorBody, ErrorCode};
@@ -24,8 +23,6 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use blockmux_engine::attach::InvalidDiskName;
-use blockmux_volume::Limits;
 use std::sync::{Arc, PoisonError};
 use utoipa::openapi::OpenApi as Document;
 use utoipa_axum::router::OpenApiRouter;
@@ -112,11 +109,10 @@ async fn sessions(State(shared): State<ApiState>) -> Result<Response, ApiError> 
 #[utoipa::path(
     delete,
     path = "/v1/sessions/{session}",
-    params(("session" = String, Path, description = "Address of the session, or name of the initiator")),
     responses((status = 200, body = Message))
 )]
-async fn disconnect(State(shared): State<ApiState>, asked: Asked, Param(session): Param<String>) -> Response {
-    shared.run_action(Request::Disconnect { session }, asked, StatusCode::OK).await
+async fn disconnect(asked: Asked, Param(session): Param<String>) -> Response {
+    asked.run(Request::Disconnect { session }, StatusCode::OK).await
 }
 
 /// Secrets that were written, without their values
@@ -131,7 +127,6 @@ async fn secrets(State(shared): State<ApiState>) -> Result<Response, ApiError> {
 #[utoipa::path(
     put,
     path = "/v1/secrets/{name}",
-    params(("name" = String, Path, description = "Name of the secret")),
     request_body = WriteSecret,
     responses(
         (status = 200, body = [SecretInfo]),
@@ -139,34 +134,25 @@ async fn secrets(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     )
 )]
 async fn write_secret(
-    State(shared): State<ApiState>,
     asked: Asked,
     Param(name): Param<String>,
     Body(WriteSecret { value }): Body<WriteSecret>,
 ) -> Response {
-    shared.run_action(Request::WriteSecret { name, value }, asked, StatusCode::OK).await
+    asked.run(Request::WriteSecret { name, value }, StatusCode::OK).await
 }
 
 /// Remove a secret that the config does not use
 #[utoipa::path(
     delete,
     path = "/v1/secrets/{name}",
-    params(
-        ("name" = String, Path, description = "Name of the secret"),
-        ("force" = Option<bool>, Query, description = "Also if the config uses it")
-    ),
+    params(("force" = Option<bool>, Query, description = "Also if the config uses it")),
     responses(
         (status = 200, body = Message),
         (status = 409, body = ErrorBody, description = "The config uses it")
     )
 )]
-async fn remove_secret(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    Param(name): Param<String>,
-    Force(force): Force,
-) -> Response {
-    shared.run_action(Request::RemoveSecret { name, force }, asked, StatusCode::OK).await
+async fn remove_secret(asked: Asked, Param(name): Param<String>, Force(force): Force) -> Response {
+    asked.run(Request::RemoveSecret { name, force }, StatusCode::OK).await
 }
 
 /// All volumes
@@ -179,7 +165,6 @@ async fn volumes(State(shared): State<ApiState>) -> Result<Response, ApiError> {
 #[utoipa::path(
     get,
     path = "/v1/volumes/{name}",
-    params(("name" = String, Path, description = "Name of the volume")),
     responses((status = 200, body = VolumeStatus))
 )]
 async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> Result<Response, ApiError> {
@@ -199,14 +184,8 @@ async fn volume(State(shared): State<ApiState>, Param(name): Param<String>) -> R
         (status = 409, body = ErrorBody, description = "The name or the data is in use, or access would be too open")
     )
 )]
-async fn add(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AddVolume>) -> Response {
-    let AddVolume { volume, read_only, description, protocols, allow, limits, client_limits } = body;
-    let (limits, client_limits) = match read_limits(limits.as_ref(), client_limits.as_ref()) {
-        Ok(read) => read,
-        Err(error) => return refusal(ApiError::invalid(error)),
-    };
-    let request = Request::Add { volume, read_only, description, protocols, allow, limits, client_limits };
-    shared.run_action(request, asked, StatusCode::CREATED).await
+async fn add(asked: Asked, Body(body): Body<AddVolume>) -> Response {
+    asked.run(Request::Add(body), StatusCode::CREATED).await
 }
 
 /// Stop exporting a volume
@@ -216,23 +195,15 @@ async fn add(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AddV
 #[utoipa::path(
     delete,
     path = "/v1/volumes/{name}",
-    params(
-        ("name" = String, Path, description = "Name of the volume"),
-        ("force" = Option<bool>, Query, description = "Also if clients use it; their I/O fails")
-    ),
+    params(("force" = Option<bool>, Query, description = "Also if clients use it; their I/O fails")),
     responses(
         (status = 200, body = Message),
         (status = 409, body = ErrorBody, description = "Clients use the volume"),
         (status = 500, body = ErrorBody, description = "The volume was removed but could not be flushed")
     )
 )]
-async fn remove(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    Param(name): Param<String>,
-    Force(force): Force,
-) -> Response {
-    shared.run_action(Request::Remove { name, force }, asked, StatusCode::OK).await
+async fn remove(asked: Asked, Param(name): Param<String>, Force(force): Force) -> Response {
+    asked.run(Request::Remove { name, force }, StatusCode::OK).await
 }
 
 /// Extracts `?force=true`: whether what is in use may be taken away.
@@ -259,7 +230,6 @@ impl FromRequestParts<ApiState> for Force {
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/resize",
-    params(("name" = String, Path, description = "Name of the volume")),
     request_body = ResizeVolume,
     responses(
         (status = 200, body = Resized),
@@ -267,7 +237,6 @@ impl FromRequestParts<ApiState> for Force {
     )
 )]
 async fn resize(
-    State(shared): State<ApiState>,
     asked: Asked,
     Param(name): Param<String>,
     Body(ResizeVolume { size, shrink }): Body<ResizeVolume>,
@@ -276,7 +245,7 @@ async fn resize(
     // A route has one role, and this one does not lose data without `shrink`.
     let required = if shrink { Role::Administer } else { Role::Operate };
     match asked.client.require(required, &request.to_string()) {
-        Ok(()) => shared.run_action(request, asked, StatusCode::OK).await,
+        Ok(()) => asked.run(request, StatusCode::OK).await,
         Err(error) => refusal(error),
     }
 }
@@ -287,52 +256,25 @@ async fn resize(
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/limits",
-    params(("name" = String, Path, description = "Name of the volume")),
     request_body = LimitVolume,
     responses((status = 200, body = Message))
 )]
-async fn limit(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    Param(name): Param<String>,
-    Body(LimitVolume { limits, client_limits }): Body<LimitVolume>,
-) -> Response {
-    let (limits, client_limits) = match read_limits(limits.as_ref(), client_limits.as_ref()) {
-        Ok(read) => read,
-        Err(error) => return refusal(ApiError::invalid(error)),
-    };
-    let request = Request::Limit { name, limits, client_limits };
-    shared.run_action(request, asked, StatusCode::OK).await
-}
-
-/// The limits of all clients together and of each client.
-fn read_limits(
-    limits: Option<&LimitsBody>,
-    client_limits: Option<&LimitsBody>,
-) -> Result<(Option<Limits>, Option<Limits>), String> {
-    let read = |body: Option<&LimitsBody>| body.map(LimitsBody::limits).transpose();
-    Ok((read(limits)?, read(client_limits)?))
+async fn limit(asked: Asked, Param(name): Param<String>, Body(limits): Body<LimitVolume>) -> Response {
+    asked.run(Request::Limit { name, limits }, StatusCode::OK).await
 }
 
 /// Add a volume to a subsystem or a target
 #[utoipa::path(
     post,
     path = "/v1/targets/{target}/units",
-    params(("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port")),
     request_body = AttachVolume,
     responses(
         (status = 201, body = Attached),
         (status = 409, body = ErrorBody, description = "The number is taken, or access would be too open")
     )
 )]
-async fn attach(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    Param(target): Param<String>,
-    Body(AttachVolume { volume: name, number, ana_group }): Body<AttachVolume>,
-) -> Response {
-    let request = Request::Attach { name, target, number, ana_group };
-    shared.run_action(request, asked, StatusCode::CREATED).await
+async fn attach(asked: Asked, Param(target): Param<String>, Body(unit): Body<AttachVolume>) -> Response {
+    asked.run(Request::Attach { target, unit }, StatusCode::CREATED).await
 }
 
 /// Remove a namespace or logical unit; keep exporting its volume elsewhere
@@ -342,7 +284,6 @@ async fn attach(
     delete,
     path = "/v1/targets/{target}/units/{number}",
     params(
-        ("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port"),
         ("number" = u32, Path, description = "NSID or LUN"),
         ("force" = Option<bool>, Query, description = "Also if it has sessions; their I/O to the unit fails")
     ),
@@ -352,12 +293,11 @@ async fn attach(
     )
 )]
 async fn detach(
-    State(shared): State<ApiState>,
     asked: Asked,
     Param((target, number)): Param<(String, u32)>,
     Force(force): Force,
 ) -> Response {
-    shared.run_action(Request::Detach { target, number, force }, asked, StatusCode::OK).await
+    asked.run(Request::Detach { target, number, force }, StatusCode::OK).await
 }
 
 /// Change a protocol-specific setting of a target
@@ -368,18 +308,16 @@ async fn detach(
 #[utoipa::path(
     post,
     path = "/v1/targets/{target}/changes",
-    params(("target" = String, Path, description = "Subsystem NQN, iSCSI name or SRP port")),
     request_body = ChangeTarget,
     responses((status = 200, body = Message))
 )]
 async fn change(
-    State(shared): State<ApiState>,
     asked: Asked,
     Param(target): Param<String>,
     Body(ChangeTarget { protocol, what }): Body<ChangeTarget>,
 ) -> Response {
     let request = Request::Change(Change { protocol, target, what });
-    shared.run_action(request, asked, StatusCode::OK).await
+    asked.run(request, StatusCode::OK).await
 }
 
 /// Volumes that are attached as disks of the daemon's machine
@@ -392,7 +330,7 @@ async fn attachments(State(shared): State<ApiState>) -> Result<Response, ApiErro
 #[utoipa::path(
     post,
     path = "/v1/attachments",
-    request_body = AttachDisk,
+    request_body = Attachment,
     responses(
         (status = 201, body = AttachedDevice),
         (status = 404, body = ErrorBody, description = "There is no such volume"),
@@ -400,15 +338,8 @@ async fn attachments(State(shared): State<ApiState>) -> Result<Response, ApiErro
         (status = 500, body = ErrorBody, description = "The machine cannot attach it")
     )
 )]
-async fn attach_disk(State(shared): State<ApiState>, asked: Asked, Body(body): Body<AttachDisk>) -> Response {
-    let AttachDisk { volume, via, socket, name, read_only } = body;
-    match name.map(|name| name.parse()).transpose() {
-        Ok(name) => {
-            let request = Request::AttachDisk { volume, via, socket, name, read_only };
-            shared.run_action(request, asked, StatusCode::CREATED).await
-        }
-        Err::<_, InvalidDiskName>(error) => refusal(ApiError::invalid(error)),
-    }
+async fn attach_disk(asked: Asked, Body(disk): Body<Attachment>) -> Response {
+    asked.run(Request::AttachDisk(disk), StatusCode::CREATED).await
 }
 
 /// Flush and detach the disk of a volume; keep exporting the volume
@@ -417,23 +348,15 @@ async fn attach_disk(State(shared): State<ApiState>, asked: Asked, Body(body): B
 #[utoipa::path(
     delete,
     path = "/v1/attachments/{volume}",
-    params(
-        ("volume" = String, Path, description = "Name of the volume"),
-        ("force" = Option<bool>, Query, description = "Also if the disk is in use; its users' I/O fails")
-    ),
+    params(("force" = Option<bool>, Query, description = "Also if the disk is in use; its users' I/O fails")),
     responses(
         (status = 200, body = Message),
         (status = 409, body = ErrorBody, description = "The disk is in use"),
         (status = 500, body = ErrorBody, description = "The disk cannot be flushed or removed")
     )
 )]
-async fn detach_disk(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    Param(volume): Param<String>,
-    Force(force): Force,
-) -> Response {
-    shared.run_action(Request::DetachDisk { volume, force }, asked, StatusCode::OK).await
+async fn detach_disk(asked: Asked, Param(volume): Param<String>, Force(force): Force) -> Response {
+    asked.run(Request::DetachDisk { volume, force }, StatusCode::OK).await
 }
 
 /// Log levels by area
@@ -449,12 +372,8 @@ async fn log(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     request_body = ChangeLog,
     responses((status = 200, body = BTreeMap<String, String>))
 )]
-async fn change_log(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    Body(ChangeLog { levels }): Body<ChangeLog>,
-) -> Response {
-    shared.run_action(Request::Log { levels: Some(levels) }, asked, StatusCode::OK).await
+async fn change_log(asked: Asked, Body(ChangeLog { levels }): Body<ChangeLog>) -> Response {
+    asked.run(Request::Log { levels: Some(levels) }, StatusCode::OK).await
 }
 
 /// Running and recent actions: requests that change something

@@ -23,7 +23,6 @@ pub(super) fn routes() -> OpenApiRouter<ApiState> {
 #[utoipa::path(
     get,
     path = "/v1/volumes/{name}/snapshots",
-    params(("name" = String, Path, description = "Name of the volume")),
     responses(
         (status = 200, body = [SnapshotStatus]),
         (status = 409, body = ErrorBody, description = "The volume's kind has no snapshots"),
@@ -43,7 +42,6 @@ async fn snapshots(
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/snapshots",
-    params(("name" = String, Path, description = "Name of the volume")),
     request_body = CreateSnapshot,
     responses(
         (status = 201, body = SnapshotStatus),
@@ -51,12 +49,11 @@ async fn snapshots(
     )
 )]
 async fn create_snapshot(
-    State(shared): State<ApiState>,
     asked: Asked,
     Param(volume): Param<String>,
     Body(CreateSnapshot { name }): Body<CreateSnapshot>,
 ) -> Response {
-    shared.run_action(Request::CreateSnapshot { volume, name }, asked, StatusCode::CREATED).await
+    asked.run(Request::CreateSnapshot { volume, name }, StatusCode::CREATED).await
 }
 
 /// Delete a snapshot of a volume
@@ -65,31 +62,19 @@ async fn create_snapshot(
 #[utoipa::path(
     delete,
     path = "/v1/volumes/{name}/snapshots/{snapshot}",
-    params(
-        ("name" = String, Path, description = "Name of the volume"),
-        ("snapshot" = String, Path, description = "Name of the snapshot")
-    ),
     responses(
         (status = 200, body = Message),
         (status = 409, body = ErrorBody, description = "A volume serves it, or it is protected")
     )
 )]
-async fn delete_snapshot(
-    State(shared): State<ApiState>,
-    asked: Asked,
-    Param((volume, name)): Param<(String, String)>,
-) -> Response {
-    shared.run_action(Request::DeleteSnapshot { volume, name }, asked, StatusCode::OK).await
+async fn delete_snapshot(asked: Asked, Param((volume, name)): Param<(String, String)>) -> Response {
+    asked.run(Request::DeleteSnapshot { volume, name }, StatusCode::OK).await
 }
 
 /// Protect a snapshot from being deleted, or end that
 #[utoipa::path(
     patch,
     path = "/v1/volumes/{name}/snapshots/{snapshot}",
-    params(
-        ("name" = String, Path, description = "Name of the volume"),
-        ("snapshot" = String, Path, description = "Name of the snapshot")
-    ),
     request_body = ProtectSnapshot,
     responses(
         (status = 200, body = Message),
@@ -97,10 +82,9 @@ async fn delete_snapshot(
     )
 )]
 async fn protect_snapshot(
-    State(shared): State<ApiState>,
     asked: Asked,
     Param((volume, name)): Param<(String, String)>,
     Body(ProtectSnapshot { protected }): Body<ProtectSnapshot>,
 ) -> Response {
-    shared.run_action(Request::ProtectSnapshot { volume, name, protected }, asked, StatusCode::OK).await
+    asked.run(Request::ProtectSnapshot { volume, name, protected }, StatusCode::OK).await
 }

@@ -1,7 +1,6 @@
 //! `POST /v1/takeover`: upgrades the connection for a process that takes over from the daemon (RFC
 //! 9110 §7.8). The messages after the response are described in `serve/takeover/`.
 
-use super::endpoint::AnyStream;
 use super::reply::refusal;
 use super::{ApiState, Io};
 use crate::api::{ApiError, ErrorCode};
@@ -51,9 +50,8 @@ pub(super) async fn take_over(State(shared): State<ApiState>, mut request: Reque
 async fn connection(upgraded: OnUpgrade) -> io::Result<UnixStream> {
     let upgraded = upgraded.await.map_err(io::Error::other)?;
     let parts = upgraded.downcast::<Io>().map_err(|_| io::ErrorKind::Unsupported)?;
-    match &parts.io.inner().as_ref().get_ref().get_ref().stream {
-        // The runtime owns this file descriptor, so the takeover gets a duplicate.
-        AnyStream::Unix(stream) => Ok(stream.as_fd().try_clone_to_owned()?.into()),
-        AnyStream::Tcp(_) | AnyStream::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
-    }
+    let stream = &parts.io.inner().as_ref().get_ref().get_ref().stream;
+    // The runtime owns this file descriptor, so the takeover gets a duplicate. It is that of a Unix
+    // socket, because no other request is by the owner.
+    Ok(stream.as_fd().try_clone_to_owned()?.into())
 }

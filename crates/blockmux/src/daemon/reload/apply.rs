@@ -13,11 +13,11 @@ use super::{
     Changing, NewConfig, Plan, Reloader, RunningConfig, RunningListener, VolumeStep, VolumeUsers, key_of,
     live_of, users,
 };
+use crate::api::bodies::Attachment;
 use crate::api::plan::PlanReport;
 use crate::api::request::Answer;
 use crate::api::{ApiError, ErrorCode};
 use crate::daemon::access::plain_warning;
-use crate::daemon::attachment::Attachment;
 use crate::daemon::blocking_work::Awaited;
 use crate::daemon::disks::{DetachedDisks, NewDisk, or_by_force};
 use crate::daemon::identity::{served_data, warn_of_same_data};

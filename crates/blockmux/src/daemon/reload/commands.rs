@@ -14,11 +14,13 @@ use super::resize::{AskedResize, check_blocks};
 use super::uses::{number, units_of, volume_of};
 use super::{NewConfig, Reloader, RunningConfig, live_of};
 use crate::access::networks;
+use crate::api::ApiError;
+use crate::api::bodies::{Added, AttachVolume, Attached, AttachedDevice, Attachment, LimitVolume, Resized};
 use crate::api::edit::{ANY, ConfigEdit, EditOperation, EditOptions, ObjectPath};
+use crate::api::limits::{self, LimitsBody};
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
-use crate::api::{ApiError, limits};
-use crate::daemon::attachment::{ATTACHMENTS, Attachment};
+use crate::daemon::attachment::ATTACHMENTS;
 use crate::daemon::config::{VolumeEntry, current_directory};
 use crate::daemon::config_audit::Caller;
 use crate::daemon::named_lock::WorkStep;
@@ -86,18 +88,18 @@ struct ShortCommand<'a> {
 impl ShortCommand<'_> {
     fn write(&mut self, request: &Request) -> Result<Answer, ApiError> {
         match request {
-            Request::Add { volume, read_only, description, protocols, allow, limits, client_limits } => {
-                let entry: VolumeEntry = volume.as_written().parse().map_err(ApiError::invalid)?;
+            Request::Add(asked) => {
+                let entry: VolumeEntry = asked.volume.as_written().parse().map_err(ApiError::invalid)?;
                 let entry = VolumeEntry {
-                    read_only: *read_only,
-                    description: description.clone(),
-                    protocols: protocols.clone(),
-                    networks: networks::parse(allow.as_deref()).map_err(ApiError::invalid)?,
-                    limits: limits.unwrap_or_default(),
-                    client_limits: client_limits.unwrap_or_default(),
+                    read_only: asked.read_only,
+                    description: asked.description.clone(),
+                    protocols: asked.protocols.clone(),
+                    networks: networks::parse(asked.allow.as_deref()).map_err(ApiError::invalid)?,
+                    limits: read_limits(asked.limits.as_ref())?.unwrap_or_default(),
+                    client_limits: read_limits(asked.client_limits.as_ref())?.unwrap_or_default(),
                     ..entry
                 };
-                self.add(volume, &entry)
+                self.add(&asked.volume, &entry)
             }
             Request::Remove { name, force } => {
                 self.check_volume(name)?;
@@ -106,12 +108,14 @@ impl ShortCommand<'_> {
                 self.push(ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]), EditOperation::Remove);
                 Ok(Answer::Done)
             }
-            Request::Limit { name, limits, client_limits } => {
+            Request::Limit { name, limits: LimitVolume { limits, client_limits } } => {
                 self.check_volume(name)?;
                 let value = |limits: Limits| limits::table(&limits).as_ref().map_or(Json::Null, json_of);
-                let given = [("limits", limits), ("client_limits", client_limits)];
+                let (limits, client_limits) = (limits.as_ref(), client_limits.as_ref());
                 let given =
-                    given.into_iter().filter_map(|(key, limits)| Some((key.to_owned(), value((*limits)?))));
+                    [("limits", read_limits(limits)?), ("client_limits", read_limits(client_limits)?)];
+                let given =
+                    given.into_iter().filter_map(|(key, limits)| Some((key.to_owned(), value(limits?))));
                 let given: Map<String, Json> = given.collect();
                 let path = ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]);
                 // Those that are given replace all of before.
@@ -120,10 +124,10 @@ impl ShortCommand<'_> {
                 self.push(path, EditOperation::Set(given));
                 Ok(Answer::Done)
             }
-            Request::Attach { name, target, number, ana_group } => {
-                self.check_volume(name)?;
+            Request::Attach { target, unit } => {
+                self.check_volume(&unit.volume)?;
                 let target = self.target(target)?;
-                self.attach(name, &target, *number, *ana_group)
+                self.attach(unit, &target)
             }
             Request::Detach { target, number, force } => {
                 let target = self.target(target)?;
@@ -140,11 +144,7 @@ impl ShortCommand<'_> {
                 Ok(Answer::Done)
             }
             Request::Resize { name, size, shrink } => self.resize(name, *size, *shrink),
-            Request::AttachDisk { volume, via, socket, name, read_only } => {
-                let (volume, socket, name) = (volume.clone(), socket.clone(), name.clone());
-                let asked = Attachment { volume, via: *via, socket, name, read_only: *read_only };
-                self.attach_disk(&asked.below(&current_directory()))
-            }
+            Request::AttachDisk(asked) => self.attach_disk(&asked.clone().below(&current_directory())),
             Request::DetachDisk { volume, force } => self.detach_disk(volume, *force),
             Request::Change(change) => self.change(change),
             _ => Err(ApiError::failed("internal error: a request is no edit")),
@@ -187,7 +187,7 @@ impl ShortCommand<'_> {
         object.insert("spec".to_owned(), spec.into());
         self.edits.unnamed = entry.name.is_none().then(|| name.clone());
         self.push_new(ObjectPath(vec![VOLUMES.0.to_owned(), name.clone()]), object);
-        Ok(Answer::Added { name, urls: Vec::new(), without_listener: Vec::new() })
+        Ok(Answer::Added(Added { name, urls: Vec::new(), protocols_without_listener: Vec::new() }))
     }
 
     fn resize(&mut self, name: &str, size: Option<u64>, shrink: bool) -> Result<Answer, ApiError> {
@@ -210,7 +210,7 @@ impl ShortCommand<'_> {
         let beyond = if shrink { Beyond::Discard } else { Beyond::Refuse };
         let to = Resize::Bytes { size, beyond };
         self.edits.resize = Some(AskedResize { volume: name.to_owned(), to, spec });
-        Ok(Answer::Resized { size })
+        Ok(Answer::Resized(Resized { size }))
     }
 
     fn attach_disk(&mut self, asked: &Attachment) -> Result<Answer, ApiError> {
@@ -224,7 +224,7 @@ impl ShortCommand<'_> {
         if let Json::Object(entry) = json_of_table(&asked.table()) {
             self.push(attachment_path(volume), EditOperation::Put(entry));
         }
-        Ok(Answer::DiskAttached { device: String::new() })
+        Ok(Answer::DiskAttached(AttachedDevice { device: String::new() }))
     }
 
     fn detach_disk(&mut self, volume: &str, force: bool) -> Result<Answer, ApiError> {
@@ -241,21 +241,15 @@ impl ShortCommand<'_> {
         self.config.desired.attachments().iter().any(|own| own.volume == volume)
     }
 
-    fn attach(
-        &mut self,
-        volume: &str,
-        target: &Target,
-        number: Option<u32>,
-        ana_group: Option<u32>,
-    ) -> Result<Answer, ApiError> {
-        let name = &target.name;
+    fn attach(&mut self, unit: &AttachVolume, target: &Target) -> Result<Answer, ApiError> {
+        let (name, volume) = (&target.name, &*unit.volume);
         let (units, peers) = (target.units(), target.peers());
         let is_used = |number: u32| units.iter().any(|unit| unit.number == number);
         // A free number that a peer's list names is not used: the volume would be visible to that
         // peer, for which another volume was intended.
         let is_named = |number: u32| peers.iter().flatten().any(|listed| listed.contains(&number));
         let free = || (target.tables.first_unit..).find(|number| !is_used(*number) && !is_named(*number));
-        let number = number.or_else(free).unwrap_or_default();
+        let number = unit.number.or_else(free).unwrap_or_default();
         if is_used(number) {
             let text = format!("{name}: there is a unit {number} already; use another number");
             return Err(text.into());
@@ -268,7 +262,7 @@ impl ShortCommand<'_> {
             return Err(text.into());
         }
         self.check_networks(volume, name)?;
-        if let Some(group) = ana_group {
+        if let Some(group) = unit.ana_group {
             let path = target.path("ana_group", group);
             let mut members = target.members_of(group)?;
             members.push(number.into());
@@ -276,7 +270,7 @@ impl ShortCommand<'_> {
         }
         let list = target.tables.units.first().copied().unwrap_or_default();
         self.push_new(target.path(list, number), object([("volume", volume.into())]));
-        Ok(Answer::Attached { number })
+        Ok(Answer::Attached(Attached { number }))
     }
 
     /// Checks that a target has no sessions from networks that the volume does not allow: the
@@ -481,6 +475,11 @@ impl Target {
         let missing = || ApiError::from(format!("{}: has no ana_group {group}; add it first", self.name));
         Ok(found.ok_or_else(missing)?.iter().map(json_of).collect())
     }
+}
+
+/// The limits of a request's body, if it has some.
+fn read_limits(written: Option<&LimitsBody>) -> Result<Option<Limits>, ApiError> {
+    written.map(LimitsBody::limits).transpose().map_err(ApiError::invalid)
 }
 
 fn attachment_path(volume: &str) -> ObjectPath {

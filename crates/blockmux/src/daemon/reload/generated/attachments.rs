@@ -2,6 +2,7 @@
 
 use super::daemon::{TestDaemon, TestPlace};
 use super::lines;
+use crate::api::bodies::Attachment;
 use crate::api::request::{Answer, Request};
 use crate::attach::fake;
 use crate::attach::way::Way;
@@ -29,13 +30,13 @@ fn disks(daemon: &TestDaemon) -> Vec<(String, PathBuf)> {
 }
 
 fn attach_disk(volume: &str) -> Request {
-    Request::AttachDisk {
+    Request::AttachDisk(Attachment {
         volume: volume.to_owned(),
         via: Some(Way::Fake),
         socket: None,
         name: None,
         read_only: false,
-    }
+    })
 }
 
 fn detach_disk(volume: &str, force: bool) -> Request {
@@ -179,7 +180,7 @@ fn a_command_knows_its_attachment_in_the_config_by_a_relative_socket() {
     let reloader = &daemon.control.reloader;
     let is_known = |socket: PathBuf| {
         let (volume, name, socket) = ("a".to_owned(), None, Some(socket));
-        let request = Request::AttachDisk { volume, via: None, socket, name, read_only: false };
+        let request = Request::AttachDisk(Attachment { volume, via: None, socket, name, read_only: false });
         edits_of(reloader, &reloader.config.get(), &request).is_ok()
     };
     assert!(is_known(socket) && is_known(relative));

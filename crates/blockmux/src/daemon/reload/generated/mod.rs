@@ -12,6 +12,7 @@ mod fabric;
 
 use self::config::{Genome, seeds};
 use self::daemon::{TestDaemon, TestPlace};
+use crate::api::bodies::{AddVolume, AttachVolume, Attachment, LimitVolume};
 use crate::api::fragment::{ApplyOptions, Fragment};
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
@@ -252,7 +253,7 @@ fn command(random: &mut SplitMix, volumes: &[String], directory: &str) -> Reques
         "attach-disk",
         "detach-disk",
     ]) {
-        "add" => Request::Add {
+        "add" => Request::Add(AddVolume {
             volume: pick(&[
                 "x=mem:1m",
                 "y=null:2m?block_size=4k",
@@ -268,27 +269,31 @@ fn command(random: &mut SplitMix, volumes: &[String], directory: &str) -> Reques
             allow: None,
             limits: None,
             client_limits: None,
-        },
+        }),
         "remove" => Request::Remove { name, force: true },
         "limit" => Request::Limit {
             name,
-            limits: limits::parse(&pick(&["iops=900", "none", "write_bandwidth=1m"])).ok(),
-            client_limits: None,
+            limits: LimitVolume {
+                limits: limits::parse(&pick(&["iops=900", "none", "write_bandwidth=1m"]))
+                    .ok()
+                    .map(Into::into),
+                client_limits: None,
+            },
         },
         "resize" => Request::Resize {
             name,
             size: (number != Some(2)).then_some(if number == Some(5) { 1 << 20 } else { 8 << 20 }),
             shrink: number == Some(1) || number == Some(5),
         },
-        "attach-disk" => Request::AttachDisk {
+        "attach-disk" => Request::AttachDisk(Attachment {
             volume: name,
             via: Some(Way::Fake),
             socket: None,
             name: None,
             read_only: false,
-        },
+        }),
         "detach-disk" => Request::DetachDisk { volume: name, force: true },
-        "attach" => Request::Attach { name, target, number, ana_group: None },
+        "attach" => Request::Attach { target, unit: AttachVolume { volume: name, number, ana_group: None } },
         _ => Request::Detach { target, number: number.unwrap_or(0), force: true },
     }
 }
