@@ -3,25 +3,24 @@
 //! A lease (fcntl(2), `F_SETLEASE`) makes open(2) of a regular file wait until its holder, another
 //! process, gives it back: as a network file system without its server does.
 
-use crate::api::{ask, exchange};
+use crate::api::ask;
 use crate::control::{Controlled, eventually};
 use crate::daemon::Daemon;
 use crate::program::{BLOCKMUX, blockmux, ended, has, text};
 use crate::raw_client::{READ, RawClient};
 use crate::reload::Configured;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use tempfile::TempDir;
 
 /// A process with a lease of a file; the lease ends with it.
-struct Lease {
+pub(crate) struct Lease {
     holder: Child,
     lines: BufReader<ChildStdout>,
 }
@@ -37,7 +36,7 @@ while True: signal.pause()
 
 impl Lease {
     /// Creates a file of 1 MiB and takes its lease; `None`, with a printed reason, without Python.
-    fn of_new(path: &Path) -> Option<Lease> {
+    pub(crate) fn of_new(path: &Path) -> Option<Lease> {
         if !has("python3") {
             return None;
         }
@@ -51,11 +50,11 @@ impl Lease {
     }
 
     /// Waits until another process hangs in open(2) of the file.
-    fn wait_until_wanted(&mut self) {
+    pub(crate) fn wait_until_wanted(&mut self) {
         self.wait_for("wanted\n");
     }
 
-    fn wait_for(&mut self, expected: &str) {
+    pub(crate) fn wait_for(&mut self, expected: &str) {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         assert_eq!(line, expected);
@@ -71,7 +70,7 @@ impl Drop for Lease {
 
 /// A mounted file system (FUSE) with a file `disk.img` of 1 MiB, whose server does not answer the
 /// calls that [`HangingFileSystem::hang`] names, until it names others or this is dropped.
-struct HangingFileSystem {
+pub(crate) struct HangingFileSystem {
     server: Child,
     path: PathBuf,
     /// The names of the calls that hang now (`hang`), and of those that did (`hung`).
@@ -155,7 +154,7 @@ while True:
 impl HangingFileSystem {
     /// Mounts it at a directory; `None`, with a printed reason, where that is impossible.
     #[expect(clippy::print_stdout, reason = "a skipped test says why")]
-    fn mount(path: &Path) -> Option<HangingFileSystem> {
+    pub(crate) fn mount(path: &Path) -> Option<HangingFileSystem> {
         if !has("python3") {
             return None;
         }
@@ -176,14 +175,14 @@ impl HangingFileSystem {
     }
 
     /// From now on these calls hang, and those that hung before and are not named are answered.
-    fn hang(&self, calls: &str) {
+    pub(crate) fn hang(&self, calls: &str) {
         let next = self.names.path().join("next");
         fs::write(&next, calls).unwrap();
         fs::rename(next, self.names.path().join("hang")).unwrap();
     }
 
     /// Waits until a call has hung so many times.
-    fn wait_until_hung(&self, call: &str, times: usize) {
+    pub(crate) fn wait_until_hung(&self, call: &str, times: usize) {
         let hung = || fs::read_to_string(self.names.path().join("hung")).unwrap();
         eventually(call, || hung().lines().filter(|line| *line == call).count() >= times);
     }
@@ -446,141 +445,6 @@ fn a_signal_ends_a_daemon_that_hangs_in_open_at_its_start() {
     assert!(ended(&mut daemon).success());
     assert!(!socket.exists(), "the socket is removed");
     drop(lease);
-}
-
-#[test]
-fn a_daemon_that_hangs_in_open_at_its_start_answers_probes_and_then_serves() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name);
-    let Some(mut lease) = Lease::of_new(&path("leased.img")) else { return };
-    let mut command = Command::new(BLOCKMUX);
-    command.args(["serve", "--json", &format!("file:{}", path("leased.img").display())]);
-    command.args(["--nbd", &format!("unix:{}", path("nbd.sock").display())]);
-    command.args(["--control", &format!("unix:{}", path("control").display())]);
-    let mut daemon = command.stdout(Stdio::piped()).spawn().unwrap();
-    lease.wait_until_wanted();
-    let get = |path: &str| ask(&directory.path().join("control"), "GET", path, "", "");
-    let starting = json!({ "error": {
-        "code": "unavailable", "message": "the daemon is starting", "hint": "try again later"
-    } });
-    assert_eq!(get("/healthz"), (200, json!({ "state": "starting" })));
-    assert_eq!(get("/readyz"), (503, starting.clone()));
-    assert_eq!(get("/v1/version").0, 200);
-    assert_eq!(get("/v1/status"), (503, starting));
-    let control = format!("unix:{}", path("control").display());
-    let said = text(&blockmux(["ctl", &control, "status"]).stderr);
-    assert!(said.contains("the daemon is starting; try again later"), "{said}");
-    drop(lease);
-    let mut ready = String::new();
-    BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-    assert!(ready.contains("nbd.sock"), "{ready}");
-    assert_eq!(get("/readyz"), (200, json!({ "state": "serving" })));
-    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
-    assert!(ended(&mut daemon).success());
-    assert!(!path("control").exists(), "the socket is removed");
-}
-
-#[test]
-fn a_daemon_that_waits_for_io_in_flight_at_its_end_answers_probes() {
-    let controlled = Controlled::serve(&["delay:1h:null:1m"]);
-    let mut client = RawClient::connect(&controlled.daemon.socket());
-    client.request(READ, 0, 0, 512);
-    let get = |path: &str| ask(&controlled.socket(), "GET", path, "", "");
-    let in_flight = || get("/v1/volumes/disk0").1["users"] == json!(1);
-    eventually("the volume is in use", in_flight);
-    controlled.daemon.signal(Signal::TERM);
-    // The API has ended when it says so about a path of its own.
-    eventually("the daemon stops", || get("/v1/status").0 == 503);
-    assert_eq!(get("/healthz"), (200, json!({ "state": "stopping" })));
-    let (status, said) = get("/readyz");
-    assert_eq!((status, &said["error"]["message"]), (503, &json!("the daemon is stopping")));
-}
-
-/// A daemon that can be taken over, with its control socket and its TCP listener of the API.
-struct Taken {
-    directory: TempDir,
-    token: String,
-    daemon: Daemon,
-}
-
-impl Taken {
-    /// Serves volumes, in which `DIR` stands for the directory.
-    fn serve(directory: TempDir, volumes: &[&str]) -> Taken {
-        let token = crate::api::write_token(directory.path(), "token-of-the-administrator");
-        let daemon = Daemon::of_child(Taken::start(directory.path(), &token, volumes));
-        Taken { directory, token, daemon }
-    }
-
-    fn start(directory: &Path, token: &str, volumes: &[&str]) -> Child {
-        let socket = |name: &str| format!("unix:{}", directory.join(name).display());
-        let mut command = Command::new(BLOCKMUX);
-        command.args(["serve", "--json", "--log", "control=info", "--nbd", &socket("nbd")]);
-        command.args(["--control", &socket("control"), "--takeover", &socket("control")]);
-        command.args(["--api", "127.0.0.1:0", "--api-token-file", token]);
-        command.args(volumes.iter().map(|volume| volume.replace("DIR", &directory.display().to_string())));
-        command.env("XDG_STATE_HOME", directory.join("state"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    }
-
-    /// Starts a process that takes over.
-    fn next(&self, volumes: &[&str]) -> Child {
-        Taken::start(self.directory.path(), &self.token, volumes)
-    }
-
-    fn api(&self) -> String {
-        let url = self.daemon.json["api"].as_str().unwrap();
-        url.trim_start_matches("http://").trim_end_matches('/').to_owned()
-    }
-
-    /// Asks for a path without credentials at both listeners of the API.
-    fn probes(&self, path: &str) -> [Probe; 2] {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        let control = UnixStream::connect(self.directory.path().join("control")).unwrap();
-        let tcp = TcpStream::connect(self.api()).unwrap();
-        let both: [Box<dyn ReadWrite>; 2] = [Box::new(control), Box::new(tcp)];
-        both.map(|mut stream| {
-            stream.write_all(request.as_bytes()).unwrap();
-            Probe(stream)
-        })
-    }
-
-    /// Checks what both listeners answer at `/healthz` and `/readyz`.
-    fn says(&self, state: &str, is_ready: u16) {
-        for probe in self.probes("/healthz") {
-            assert_eq!(probe.answer(), (200, json!({ "state": state })));
-        }
-        for probe in self.probes("/readyz") {
-            assert_eq!(probe.answer().0, is_ready, "{state}");
-        }
-    }
-}
-
-trait ReadWrite: Read + Write {}
-impl<T: Read + Write> ReadWrite for T {}
-
-/// A request whose response has not been read.
-struct Probe(Box<dyn ReadWrite>);
-
-impl Probe {
-    fn answer(self) -> (u16, Value) {
-        let (status, body) = exchange(self.0, b"");
-        (status, serde_json::from_str(&body).unwrap_or(Value::Null))
-    }
-}
-
-#[test]
-fn probes_are_answered_by_the_daemon_while_the_process_that_takes_over_opens_a_new_volume() {
-    let directory = tempfile::tempdir().unwrap();
-    let Some(mut lease) = Lease::of_new(&directory.path().join("leased.img")) else { return };
-    let mut taken = Taken::serve(directory, &["a=file:DIR/a.img?size=1m"]);
-    let next = taken.next(&["a=file:DIR/a.img?size=1m", "b=file:DIR/leased.img"]);
-    lease.wait_until_wanted();
-    taken.says("serving", 200);
-    drop(lease);
-    let mut before = std::mem::replace(&mut taken.daemon, Daemon::of_child(next));
-    taken.says("serving", 200);
-    assert!(before.wait().success());
-    taken.says("serving", 200);
 }
 
 #[test]

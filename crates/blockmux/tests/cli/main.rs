@@ -68,6 +68,7 @@ mod nvme_tls;
 mod objects;
 mod one_volume;
 mod privileges;
+mod probes;
 mod program;
 mod proxy;
 mod quoted_messages;
