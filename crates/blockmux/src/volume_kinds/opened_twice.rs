@@ -99,16 +99,27 @@ pub(crate) fn check(files: &[WrittenFile], found: Vec<Option<FoundFile>>) -> Res
                 "volume `{own}`: {path} is in it twice, and a vhost-user back end serves one front end; give it once"
             ),
             (false, true) => format!("volume `{own}`: {path} is in it twice; give it once, or slices of it"),
-            (false, false) if is_back_end(leaf) => format!(
-                "volumes `{other}` and `{own}` both use {path}, and a vhost-user back end serves one; remove the other"
-            ),
-            (false, false) => format!(
-                "volumes `{other}` and `{own}` both write to {path}, and a file is open for writing once; remove one, \
-                 make both slices of it, or give one ?readonly=on"
-            ),
+            (false, false) => both_open(other, own, leaf),
         });
     }
     Ok(())
+}
+
+/// Why two volumes cannot both open a file, a device or a back end, and what to do.
+pub(crate) fn both_open(one: &str, other: &str, leaf: &Spec) -> String {
+    let path = written_path(leaf).map_or_else(String::new, |path| path.display().to_string());
+    let verb = if is_back_end(leaf) { "use" } else { "write to" };
+    format!("volumes `{one}` and `{other}` both {verb} {path}, and {}", opens_once(leaf))
+}
+
+/// Why a file, a device or a back end is opened once, and what to do.
+pub(crate) fn opens_once(leaf: &Spec) -> &'static str {
+    match is_back_end(leaf) {
+        true => "a vhost-user back end serves one; remove the other",
+        false => {
+            "a file is open for writing once; remove one, make both slices of it, or give one ?readonly=on"
+        }
+    }
 }
 
 /// The files and devices that a volume opens for itself, and the part of each. A volume that only

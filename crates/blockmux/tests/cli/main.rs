@@ -67,6 +67,7 @@ mod nvme_spdk;
 mod nvme_tls;
 mod objects;
 mod one_volume;
+mod plans;
 mod privileges;
 mod probes;
 mod program;

@@ -75,7 +75,7 @@ impl Configured {
     }
 
     /// Writes a new config whose reload fails; returns the message.
-    fn refused(&self, config: &str) -> String {
+    pub(crate) fn refused(&self, config: &str) -> String {
         self.write(config);
         let output = self.ctl(&["reload"]);
         assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));

@@ -7,6 +7,7 @@ use super::edits::{ChangeProgress, Edits};
 use super::fragment;
 use super::kept_work::{KeptWork, OpenedVolume};
 use super::model::Model;
+use super::open_twice::other_writer;
 use super::plan::{named_sessions, would_lose_ram};
 use super::uses::detached_volumes;
 use super::{
@@ -239,7 +240,7 @@ impl Reloader {
         awaited.check()?;
         let (places, policy) = self.prepare_listeners(config, &setup, is_file).map_err(failed)?;
         plan.report.next_start.extend(self.waiting_volumes(&plan.steps, &policy));
-        self.open_new(&setup, &desired, &plan, &mut kept, (awaited, step)).map_err(failed)?;
+        self.open_new(config, (&setup, &desired, &plan), &mut kept, (awaited, step)).map_err(failed)?;
         self.set_data(&policy, &desired, &plan, &mut kept, step);
         policy.check_same_data().map_err(|what| failed(Failure::request(what)))?;
         let asked = edits.as_ref().and_then(|edits| edits.resize.as_ref());
@@ -389,9 +390,8 @@ impl Reloader {
     /// the blocks of all.
     fn open_new(
         &self,
-        setup: &Setup,
-        desired: &Model,
-        plan: &Plan,
+        config: &RunningConfig,
+        (setup, desired, plan): (&Setup, &Model, &Plan),
         kept: &mut KeptWork,
         (awaited, step_now): (&Awaited, &WorkStep),
     ) -> Result<(), Failure> {
@@ -424,6 +424,10 @@ impl Reloader {
             kept.release_turn();
             step_now.begin(format!("opening {} (volume `{name}`)", named.entry.spec));
             let (export, volume_state) = opener.open(named, Populate::Behind).map_err(|error| {
+                step_now.begin("looking whether another volume has its file");
+                if let Some(why) = other_writer(named, (&config.running, desired), &plan.steps) {
+                    return Failure::request(why);
+                }
                 let advice = match step {
                     VolumeStep::Replace => {
                         "; to open the same data with other options, remove the volume, reload, and add it again"

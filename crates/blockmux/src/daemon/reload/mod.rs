@@ -168,6 +168,20 @@ struct RunningConfig {
     without_tcp: HashSet<ListenerAddress>,
 }
 
+impl RunningConfig {
+    /// Whether the listener with this key and configured address listens at `place`. Without a
+    /// port 0 the two are the same.
+    fn is_listener(&self, key: &str, address: &str, place: &str) -> bool {
+        let is_it = |(asked, own): &(ListenerAddress, PolicyListener)| {
+            asked.tcp().is_some_and(|tcp| tcp.port() == 0)
+                && own.protocol.key() == key
+                && own.place.to_string() == place
+                && asked.to_string() == address
+        };
+        address == place || self.listeners.iter().any(is_it)
+    }
+}
+
 /// What tells listeners apart, whatever their parameters are.
 fn key_of(listener: &PolicyListener) -> (&'static str, &ListenerAddress) {
     (listener.protocol.name, &listener.place)
@@ -764,6 +778,7 @@ impl Reloader {
         let conflicts = listener_conflicts::find(config, self.places(config, setup).unwrap_or_default());
         let served = Served {
             is_target_of: &|volume, target| users.names(volume, target),
+            is_listener: &|key, address, place| config.is_listener(key, address, place),
             conflict: &|key, address| {
                 let mut all = conflicts.iter();
                 let own = all.find(|(new, _)| new.protocol.key() == key && new.place.to_string() == address);
@@ -791,9 +806,10 @@ impl Reloader {
 
     /// The sessions that a plan affects, as they are now.
     fn affected_by(&self, setup: &Setup, plan: &Plan) -> BTreeSet<String> {
-        let users = VolumeUsers::new(self);
+        let (users, config) = (VolumeUsers::new(self), self.config.get());
         let served = Served {
             is_target_of: &|volume, target| users.names(volume, target),
+            is_listener: &|key, address, place| config.is_listener(key, address, place),
             conflict: &|_, _| None,
             withdraws: &|volume, listener| self.withdraws(setup, volume, listener),
         };

@@ -7,7 +7,9 @@ use super::plan::{VolumeStep, VolumeSteps};
 use crate::daemon::opening::NamedVolume;
 use crate::data::part::Part;
 use crate::data::unit_identity;
-use crate::volume_kinds::opened_twice::{written_leaves, written_path};
+use crate::volume_kinds::opened_twice::{
+    self, WrittenFile, both_open, opens_once, written_leaves, written_path,
+};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_volume::Spec;
 use std::collections::HashMap;
@@ -21,23 +23,55 @@ pub(super) fn mark(steps: &mut VolumeSteps, running: &Model, desired: &Model) ->
     }
     let is_closed = |own: &NamedVolume| steps.get(&own.name).is_some_and(|step| step.closes());
     let closed = WrittenPaths::of(running.volumes().iter().filter(|own| is_closed(own)));
+    let beside = WrittenPaths::of(open_together(running, desired, steps));
     let exported = ClaimedDisks::of(running.volumes(), |own| !is_closed(own));
     let mut refusal = None;
     for (name, step) in steps.iter_mut().filter(|(_, step)| step.opens()) {
         let Some(new) = desired.volume(name) else { continue };
-        let (what, why) = match closed.shared_with(new) {
-            Some((path, owner)) => {
-                (format!("{} is served by this daemon as `{owner}`", path.display()), OPEN_TWICE)
-            }
-            None => match exported.same_as(new) {
-                Some(own) => (format!("this daemon exports the same disk as `{own}`"), EXPORT_TWICE),
-                None => continue,
-            },
+        let (text, why) = if let Some((leaf, owner)) = closed.shared_with(new, |_| true) {
+            let path = written_path(&leaf).unwrap_or(Path::new("")).display();
+            let what = format!("{path} is served by this daemon as `{owner}`");
+            (format!("volume `{name}`: spec: {what}; {OPEN_TWICE}"), OPEN_TWICE)
+        } else if let Some((leaf, other)) = beside.shared_with(new, |own| own != name) {
+            (both_open(other, name, &leaf), opens_once(&leaf))
+        } else if let Some(own) = exported.same_as(new) {
+            let what = format!("this daemon exports the same disk as `{own}`");
+            (format!("volume `{name}`: spec: {what}; {EXPORT_TWICE}"), EXPORT_TWICE)
+        } else {
+            continue;
         };
         *step = VolumeStep::Twice(why);
-        refusal.get_or_insert_with(|| format!("volume `{name}`: spec: {what}; {why}"));
+        refusal.get_or_insert(text);
     }
     refusal
+}
+
+/// Why a volume could not be opened, if another one has its file by another name. Looks at the
+/// paths of all volumes, which may hang.
+pub(super) fn other_writer(
+    new: &NamedVolume,
+    (running, desired): (&Model, &Model),
+    steps: &VolumeSteps,
+) -> Option<String> {
+    let files = |own: &NamedVolume| WrittenFile::of_volume(&own.name, &own.entry.spec, own.entry.read_only);
+    let mut others = open_together(running, desired, steps).filter(|own| own.name != new.name);
+    others.find_map(|other| {
+        let both: Vec<_> = files(other).into_iter().chain(files(new)).collect();
+        let found = both.iter().map(WrittenFile::look_up).collect();
+        opened_twice::check(&both, found).err()
+    })
+}
+
+/// The volumes that a reload leaves open, and those that it opens.
+fn open_together<'a>(
+    running: &'a Model,
+    desired: &'a Model,
+    steps: &VolumeSteps,
+) -> impl Iterator<Item = &'a NamedVolume> {
+    let step = |own: &NamedVolume| steps.get(&own.name).copied();
+    let stays = running.volumes().iter().filter(move |own| !step(own).is_some_and(VolumeStep::closes));
+    let opened = desired.volumes().iter().filter(move |own| step(own).is_some_and(VolumeStep::opens));
+    stays.chain(opened)
 }
 
 /// What hosts tell disks by.
@@ -127,20 +161,20 @@ impl<'a> WrittenPaths<'a> {
         WrittenPaths(paths)
     }
 
-    /// The path of a file or device that this volume and one of the others write to and cannot
+    /// The file or device that this volume and one of those that are meant write to and cannot
     /// share, and the name of the first one of them.
-    fn shared_with(&self, new: &NamedVolume) -> Option<(PathBuf, &'a str)> {
+    fn shared_with(&self, new: &NamedVolume, is_meant: impl Fn(&str) -> bool) -> Option<(Spec, &'a str)> {
         let is_shared = |(own, own_part): &(Spec, Part), (new, new_part): &(Spec, Part)| {
             own == new && !own_part.is_whole() && !new_part.is_whole()
         };
         let mut found: Vec<_> = Vec::new();
         for leaf in written(new) {
             let Some(path) = written_path(&leaf.0) else { continue };
-            let others = self.0.get(path).into_iter().flatten();
+            let others = self.0.get(path).into_iter().flatten().filter(|(_, name, _)| is_meant(name));
             let first = others.filter(|(_, _, own)| !is_shared(own, &leaf)).min_by_key(|(at, ..)| *at);
-            found.extend(first.map(|(at, name, _)| (*at, path.to_owned(), *name)));
+            found.extend(first.map(|(at, name, _)| (*at, leaf.0.clone(), *name)));
         }
-        found.into_iter().min_by_key(|(at, ..)| *at).map(|(_, path, name)| (path, name))
+        found.into_iter().min_by_key(|(at, ..)| *at).map(|(_, leaf, name)| (leaf, name))
     }
 }
 
@@ -207,7 +241,8 @@ mod tests {
             let shared = |read_only| {
                 let own_volume = named(own, read_only);
                 let written = WrittenPaths::of([&own_volume].into_iter());
-                written.shared_with(&named(new, false)).map(|(path, _)| path)
+                let found = written.shared_with(&named(new, false), |_| true);
+                found.and_then(|(leaf, _)| written_path(&leaf).map(Path::to_owned))
             };
             assert_eq!(shared(false).as_deref(), path.map(Path::new), "{own} {new}");
             // A back end serves one front end, also one that only reads.

@@ -401,6 +401,9 @@ pub(in crate::daemon) fn waits_for_start(change: &ConfigChange, steps: &VolumeSt
 pub(in crate::daemon) struct Served<'a> {
     /// Whether sessions of this volume name this target.
     pub(in crate::daemon) is_target_of: &'a dyn Fn(&str, &str) -> bool,
+    /// Whether the listener with this key and configured address listens at this address, which
+    /// differs if the configured port is 0.
+    pub(in crate::daemon) is_listener: &'a dyn Fn(&str, &str, &str) -> bool,
     /// Whether the listener with this address will no longer export a volume by default.
     pub(in crate::daemon) withdraws: &'a dyn Fn(&str, &str) -> bool,
     /// Why a listener, given its key and address, cannot be bound or changed while others run, and
@@ -479,7 +482,7 @@ fn affected_by<'a>(
     served: &'a Served<'_>,
 ) -> impl Iterator<Item = String> {
     let affected = sessions.iter().filter(|session| {
-        affects(schema, change, steps, session, served) && !stays(schema, changes, change, session)
+        affects(schema, change, steps, session, served) && !stays(schema, changes, change, session, served)
     });
     affected.map(describe_session)
 }
@@ -567,7 +570,7 @@ fn affects(
     }
     let [list, name, rest @ ..] = &change.path[..] else { return false };
     if schema.listeners.contains(list) {
-        return is_loss && session.listener == ListenerEntry::address_of(name);
+        return is_loss && (served.is_listener)(list, ListenerEntry::address_of(name), &session.listener);
     }
     let Some(tables) = schema.target(list).filter(|_| login.target == *name) else { return false };
     let Some((part, rest)) = rest.split_first() else { return is_loss && change.after.is_none() };
@@ -606,7 +609,13 @@ fn withdraws_from(change: &ConfigChange, protocol: &str) -> bool {
 
 /// Whether a removed listener is added again with other parameters that still admit the session:
 /// its networks, its volumes, and the fabric of the session's connection.
-fn stays(schema: &Schema, changes: &[ConfigChange], change: &ConfigChange, session: &SessionInfo) -> bool {
+fn stays(
+    schema: &Schema,
+    changes: &[ConfigChange],
+    change: &ConfigChange,
+    session: &SessionInfo,
+    served: &Served<'_>,
+) -> bool {
     let [list, _] = &change.path[..] else { return false };
     if !schema.listeners.contains(list) {
         return false;
@@ -614,7 +623,7 @@ fn stays(schema: &Schema, changes: &[ConfigChange], change: &ConfigChange, sessi
     changes.iter().any(|other| match &other.path[..] {
         [own, text] if own == list && other.after.is_some() => {
             let entry = ListenerEntry::read(Carrier::Stream, text);
-            ListenerEntry::address_of(text) == session.listener
+            (served.is_listener)(list, ListenerEntry::address_of(text), &session.listener)
                 && entry.is_ok_and(|entry| {
                     entry.keeps(&session.login.target, session.peer_ip()) && entry.has_fabric(session.fabric)
                 })
@@ -735,6 +744,14 @@ mod tests {
         assert_eq!(volume_steps(&all, |_| false), one(VolumeStep::Remove));
     }
 
+    /// A daemon in which nothing is known about the volumes.
+    const NOTHING: Served<'static> = Served {
+        is_target_of: &|_, _| false,
+        is_listener: &|_, address, place| address == place,
+        withdraws: &|_, _| false,
+        conflict: &|_, _| None,
+    };
+
     fn session(protocol: &'static str, initiator: &str, target: &str, listener: &str) -> SessionInfo {
         SessionInfo {
             login: Login {
@@ -763,8 +780,7 @@ mod tests {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
             let is_target_of = |volume: &str, target: &str| volume == "a" && target == "iqn.b";
-            let served =
-                Served { is_target_of: &is_target_of, withdraws: &|_, _| true, conflict: &|_, _| None };
+            let served = Served { is_target_of: &is_target_of, withdraws: &|_, _| true, ..NOTHING };
             let report = report(&schema(), &all, &steps, &sessions, &served);
             assert_eq!(report.changes.len(), 1, "{report:?}");
             let is_named = |peer: &&String| peer.contains(" of ");
@@ -820,11 +836,7 @@ mod tests {
         ];
         let affected = |before: &str, after: &str| {
             let all = changes(before, after);
-            let served = Served {
-                is_target_of: &|_, target| target == "iqn.a",
-                withdraws: &|_, _| false,
-                conflict: &|_, _| None,
-            };
+            let served = Served { is_target_of: &|_, target| target == "iqn.a", ..NOTHING };
             let report = report(&schema(), &all, &VolumeSteps::new(), &sessions, &served);
             let all = report.changes.iter().flat_map(|change| change.affected.clone());
             let short = |who: String| who.split(['.', ' ']).next_back().unwrap_or_default().to_owned();
@@ -852,9 +864,7 @@ mod tests {
         let affected = |before: &str, after: &str| {
             let [before, after] = [before, after].map(|rest| format!("iscsi = ['192.0.2.1:1{rest}']"));
             let all = changes(&before, &after);
-            let served =
-                Served { is_target_of: &|_, _| false, withdraws: &|_, _| false, conflict: &|_, _| None };
-            let report = report(&schema(), &all, &VolumeSteps::new(), &sessions, &served);
+            let report = report(&schema(), &all, &VolumeSteps::new(), &sessions, &NOTHING);
             let named = report.changes.iter().flat_map(|change| change.affected.clone());
             named.map(|who| who.rsplit(' ').next().unwrap_or_default().to_owned()).collect::<Vec<_>>()
         };
@@ -869,9 +879,7 @@ mod tests {
         let next = |before: &str, after: &str| {
             let all = changes(before, after);
             let steps = volume_steps(&all, |_| false);
-            let served =
-                Served { is_target_of: &|_, _| false, withdraws: &|_, _| false, conflict: &|_, _| None };
-            report(&schema(), &all, &steps, &[], &served)
+            report(&schema(), &all, &steps, &[], &NOTHING)
                 .next_start
                 .into_iter()
                 .map(|later| later.change)
