@@ -1,8 +1,7 @@
 //! Generated edits of single objects: what they lead to is what a start with the result serves.
 
-use super::config::seeds;
 use super::daemon::TestDaemon;
-use super::{Configs, assert_same, lines};
+use super::{Configs, assert_same, for_each_seed, lines};
 use crate::api::edit::{ANY, ConfigEdit, EditOperation, EditOptions, ListQuery, ObjectItem, ObjectPath};
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
@@ -79,7 +78,7 @@ fn plan_of(answer: Answer) -> PlanReport {
 
 #[test]
 fn edits_lead_to_the_state_of_a_start_with_what_they_save() {
-    for seed in seeds(10) {
+    for_each_seed(10, |seed| {
         let mut configs = Configs::new(seed);
         configs.write_next();
         let daemon = configs.place.start().unwrap();
@@ -125,7 +124,7 @@ fn edits_lead_to_the_state_of_a_start_with_what_they_save() {
         assert_same("a start with what was saved differs", &running, &again.snapshot());
         again.stop();
         configs.place.check_files();
-    }
+    });
 }
 
 /// The lists of objects that configs have.

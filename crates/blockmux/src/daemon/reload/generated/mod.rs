@@ -2,13 +2,15 @@
 //! that it leads to is that of a start.
 //!
 //! A seed determines a test, and a failure prints it. `BLOCKMUX_CONFIG_SEEDS=17..18 cargo test -p
-//! blockmux generated` runs that seed alone.
+//! blockmux generated` runs that seed alone. For many seeds, `--profile long-test` is several times
+//! as fast, and as daemons wait most of the time, `BLOCKMUX_CONFIG_THREADS=8` runs so many at once.
 
 mod attachments;
 mod config;
 mod daemon;
 mod edits;
 mod fabric;
+mod pairs;
 
 use self::config::{Genome, seeds};
 use self::daemon::{TestDaemon, TestPlace};
@@ -20,6 +22,25 @@ use crate::api::{ApiError, limits};
 use crate::attach::way::Way;
 use blockmux_volume::random::SplitMix;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+/// Runs a test with `count` seeds, or those of the environment.
+fn for_each_seed(count: u64, run: impl Fn(u64) + Sync) {
+    let seeds = seeds(count);
+    let threads = std::env::var("BLOCKMUX_CONFIG_THREADS").map_or(1, |text| text.parse().unwrap());
+    let next = AtomicU64::new(seeds.start);
+    let run_next = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return;
+            }
+            run(seed);
+        }
+    };
+    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run_next))));
+}
 
 /// A sequence of valid configs, each with few or many differences from the one before.
 struct Configs {
@@ -140,7 +161,7 @@ fn apply_own(daemon: &TestDaemon) {
 
 #[test]
 fn a_reload_leads_to_the_state_of_a_start_with_the_same_config() {
-    for seed in seeds(10) {
+    for_each_seed(10, |seed| {
         let mut configs = Configs::new(seed);
         configs.write_next();
         let mut daemon = configs.place.start().unwrap();
@@ -181,7 +202,7 @@ fn a_reload_leads_to_the_state_of_a_start_with_the_same_config() {
             configs.place.check_files();
         }
         daemon.stop();
-    }
+    });
 }
 
 #[test]
@@ -300,7 +321,7 @@ fn command(random: &mut SplitMix, volumes: &[String], directory: &str) -> Reques
 
 #[test]
 fn a_reload_undoes_the_commands_that_a_save_writes() {
-    for seed in seeds(8) {
+    for_each_seed(8, |seed| {
         let mut configs = Configs::new(seed);
         // A target keeps the networks of a volume that a command removes, until the next reload.
         let mut text = configs.write_next();
@@ -334,7 +355,7 @@ fn a_reload_undoes_the_commands_that_a_save_writes() {
                 assert_same("a reload does not undo commands", &started, &daemon.snapshot());
             }
             daemon.stop();
-            continue;
+            return;
         }
         assert_eq!(lines(&daemon.plan().unwrap()), [""; 0], "{exported}");
         daemon.stop();
@@ -346,7 +367,7 @@ fn a_reload_undoes_the_commands_that_a_save_writes() {
         }
         again.stop();
         configs.place.check_files();
-    }
+    });
 }
 
 /// Number of changes with each seed.
