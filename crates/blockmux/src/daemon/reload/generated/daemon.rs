@@ -11,8 +11,8 @@ use crate::daemon::config_audit::Caller;
 use crate::daemon::control::{ConnectionLimits, ControlServer};
 use crate::daemon::disks::{DiskServer, Disks};
 use crate::daemon::inherited::InheritedListeners;
-use crate::daemon::reload::Reloader;
 use crate::daemon::reload::model::Model;
+use crate::daemon::reload::{Reloader, wait};
 use crate::daemon::secrets::Secrets;
 use crate::daemon::setup::Setup;
 use crate::daemon::{ServeArgs, listen, start_cores};
@@ -220,6 +220,10 @@ impl TestDaemon {
                 all.insert(url.clone(), discovered(&url));
             }
         }
+        // The daemon notices later than a client that its session has ended, and keeps what sessions
+        // use.
+        let sessions = self.control.connection_limits.limit.sessions();
+        wait(TIMEOUT, || sessions.list().is_empty());
         all
     }
 
