@@ -87,8 +87,12 @@ impl Failure {
 /// The message that the cores of a command cannot start because of `error`, with advice.
 pub(crate) fn cores_cannot_start(error: &io::Error) -> String {
     let what_to_do = match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => {
-            "raise the limit of address space (RLIMIT_AS, `ulimit -v`) or of threads (RLIMIT_NPROC, `ulimit -u`)"
+        io::ErrorKind::OutOfMemory => {
+            "raise the limit of locked memory (RLIMIT_MEMLOCK, `ulimit -l`, LimitMEMLOCK= of a service), which all \
+             processes of this user share, or of address space (RLIMIT_AS, `ulimit -v`), or use fewer cores"
+        }
+        io::ErrorKind::WouldBlock => {
+            "raise the limit of threads (RLIMIT_NPROC, `ulimit -u`) or of address space (RLIMIT_AS, `ulimit -v`)"
         }
         _ => "io_uring must be permitted here",
     };

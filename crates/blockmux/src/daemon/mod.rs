@@ -294,6 +294,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let announcement =
         Announcement::new(&exports, &setup.frontends, &setup.policy, clients).with_api(api_url);
     raise_open_file_limit();
+    raise_locked_memory_limit();
     let buffers = pool_limit_bytes(setup.cores, memory_bytes());
     let reserved_space = (setup.cores * buffers + SESSION_ADDRESS_SPACE) as u64;
     let limit = ConnectionLimit::new(setup.max_connections).reserving_space(reserved_space);
@@ -467,6 +468,17 @@ fn raise_open_file_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         let current = limit.current.unwrap_or(u64::MAX);
         warn!("cannot raise the limit of open files from {current}: {error}; fewer connections may fit");
+    }
+}
+
+/// Raises the limit of locked memory, as far as this process may. Of processes without CAP_IPC_LOCK,
+/// the kernel counts the rings of all cores of a user's processes against it, about 150 KiB each.
+fn raise_locked_memory_limit() {
+    let limit = getrlimit(Resource::Memlock);
+    let unlimited = Rlimit { current: None, maximum: None };
+    if limit.current.is_some() && setrlimit(Resource::Memlock, unlimited).is_err() {
+        // To the hard limit at least, which may be enough.
+        let _ = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit });
     }
 }
 

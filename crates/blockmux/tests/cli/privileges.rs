@@ -4,7 +4,8 @@
 //! ends.
 
 use crate::daemon::Daemon;
-use crate::program::{blockmux, has, succeed, text};
+use crate::program::{BLOCKMUX, blockmux, has, succeed, text};
+use crate::raw_client::RawClient;
 use rustix::fs::{Mode, chmod};
 use std::os::unix::fs::chown;
 use std::process::{Command, Stdio};
@@ -86,6 +87,21 @@ fn filters(process: &str) -> Vec<String> {
     };
     let line = |status: String| status.lines().find(|line| line.starts_with("Seccomp:")).map(str::to_owned);
     tasks.map(status).filter_map(line).collect()
+}
+
+#[test]
+fn the_soft_limit_of_locked_memory_does_not_keep_cores_without_capabilities_from_starting() {
+    if !is_root() || !has("prlimit") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let listener = format!("unix:{}", directory.path().join("socket").display());
+    // Less than the rings of two cores; the hard limit stays.
+    let mut command = Command::new("prlimit");
+    command.args(["--memlock=65536:", BLOCKMUX, "serve", "--json", "mem:1m", "--cores", "2"]);
+    command.args(["--nbd", &listener]).env("XDG_STATE_HOME", directory.path().join("state"));
+    let daemon = Daemon::spawn_in(directory, command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    assert_eq!(RawClient::connect(&daemon.socket()).read(0, 512), [0; 512]);
 }
 
 #[test]
