@@ -78,7 +78,12 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn connect(options: &ClusterOptions) -> Result<Cluster, RbdError> {
+    /// A connection that nobody shares: a client of its own, which can be fenced without others.
+    /// Blocks for as long as the timeout.
+    ///
+    /// # Errors
+    /// If the cluster cannot be reached, or refuses the user.
+    pub fn connect(options: &ClusterOptions) -> Result<Cluster, RbdError> {
         let library = Library::load()?;
         let user = c_string("the user", &options.user)?;
         let mut handle = std::ptr::null_mut();
@@ -109,6 +114,14 @@ impl Cluster {
         Cluster { library, handle, user, fsid: String::new(), is_blocklisted, address }
     }
 
+    /// A client of a cluster by functions that are not librados's.
+    #[cfg(any(test, feature = "fake"))]
+    pub(crate) fn of_client(library: &'static Library, handle: rados_t) -> Cluster {
+        let mut cluster = Cluster::of_library(library);
+        cluster.handle = handle;
+        cluster
+    }
+
     fn configure(&self, options: &ClusterOptions) -> Result<(), RbdError> {
         let conf = options.conf.as_ref().map(|path| path_text("conf", path)).transpose()?;
         let path = conf.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
@@ -127,6 +140,9 @@ impl Cluster {
             // A version that does not know an option works as this one sets it.
             let _ = self.set(option, &c_string("an option", value)?);
         }
+        // Also where librbd breaks the lock of a client that was fenced before.
+        let fenced_for = c_string("an option", &FENCED_FOR.as_secs().to_string())?;
+        let _ = self.set(c"rbd_blocklist_expire_seconds", &fenced_for);
         let seconds = options.timeout.as_secs().max(1).to_string();
         self.set(c"client_mount_timeout", &c_string("the timeout", &seconds)?)?;
         if let Some(keyring) = &options.keyring {
@@ -332,6 +348,9 @@ const OWN_OPTIONS: [(&CStr, &str); 6] = [
     (c"log_to_stderr", "false"),
     (c"err_to_stderr", "false"),
 ];
+/// Time for which a client stays fenced. A process that was stopped for a day is refused when it
+/// goes on; by default Ceph forgets such a client after an hour.
+pub const FENCED_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The user that Ceph's own programs are by default.
 pub const USER: &str = "admin";
 /// Time for connecting, by default.

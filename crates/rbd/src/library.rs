@@ -55,6 +55,15 @@ pub type rados_t = *mut c_void;
 pub type rados_ioctx_t = *mut c_void;
 /// Steps of a change of one object.
 pub type rados_write_op_t = *mut c_void;
+/// A request of librados that completes later.
+pub type rados_completion_t = *mut c_void;
+/// What librados calls when a request has completed.
+pub type rados_callback_t = unsafe extern "C" fn(rados_completion_t, *mut c_void);
+/// What librados calls for a notification: its number, that of the watch, who sent it, and its
+/// content.
+pub type rados_watchcb2_t = unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut c_void, usize);
+/// What librados calls when a watch may have missed notifications: the watch, and an error number.
+pub type rados_watcherrcb_t = unsafe extern "C" fn(*mut c_void, u64, c_int);
 /// An open image.
 pub type rbd_image_t = *mut c_void;
 /// A request that completes later.
@@ -102,6 +111,8 @@ pub const RBD_FLAGS_INVALID: u64 = 1 << 0 | 1 << 1;
 pub const RBD_SNAP_NAMESPACE_TYPE_USER: c_int = 0;
 /// A lock that one client has.
 pub const RBD_LOCK_MODE_EXCLUSIVE: c_int = 0;
+/// The object may exist.
+pub const LIBRADOS_CREATE_IDEMPOTENT: c_int = 0;
 /// The object must not exist.
 pub const LIBRADOS_CREATE_EXCLUSIVE: c_int = 1;
 /// The range is to be allocated.
@@ -122,6 +133,9 @@ functions! {
             *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
         ) -> c_int;
         rados_buffer_free(*mut c_char);
+        rados_getaddrs(rados_t, *mut *mut c_char) -> c_int;
+        rados_blocklist_add(rados_t, *mut c_char, u32) -> c_int;
+        rados_wait_for_latest_osdmap(rados_t) -> c_int;
         rados_ioctx_create(rados_t, *const c_char, *mut rados_ioctx_t) -> c_int;
         rados_ioctx_set_namespace(rados_ioctx_t, *const c_char);
         rados_ioctx_get_id(rados_ioctx_t) -> i64;
@@ -136,6 +150,19 @@ functions! {
         rados_write_op_operate(
             rados_write_op_t, rados_ioctx_t, *const c_char, *mut libc::time_t, c_int
         ) -> c_int;
+        rados_watch3(
+            rados_ioctx_t, *const c_char, *mut u64, rados_watchcb2_t, rados_watcherrcb_t, u32, *mut c_void
+        ) -> c_int;
+        rados_watch_check(rados_ioctx_t, u64) -> c_int;
+        rados_unwatch2(rados_ioctx_t, u64) -> c_int;
+        rados_watch_flush(rados_t) -> c_int;
+        rados_notify_ack(rados_ioctx_t, *const c_char, u64, u64, *const c_char, c_int) -> c_int;
+        rados_aio_notify(
+            rados_ioctx_t, *const c_char, rados_completion_t, *const c_char, c_int, u64, *mut *mut c_char, *mut usize
+        ) -> c_int;
+        rados_aio_create_completion2(*mut c_void, rados_callback_t, *mut rados_completion_t) -> c_int;
+        rados_aio_get_return_value(rados_completion_t) -> c_int;
+        rados_aio_release(rados_completion_t);
     }
 }
 
@@ -171,6 +198,7 @@ functions! {
         rbd_lock_acquire(rbd_image_t, c_int) -> c_int;
         rbd_lock_get_owners(rbd_image_t, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
         rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+        rbd_lock_release(rbd_image_t) -> c_int;
         rbd_lock_break(rbd_image_t, c_int, *const c_char) -> c_int;
         rbd_update_watch(rbd_image_t, *mut u64, rbd_update_callback_t, *mut c_void) -> c_int;
         rbd_update_unwatch(rbd_image_t, u64) -> c_int;

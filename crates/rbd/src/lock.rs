@@ -1,7 +1,8 @@
 //! The exclusive lock of an image, by which one client owns it.
 //!
 //! librbd by itself takes the lock with the first write and passes it to the client that writes.
-//! After [`Image::acquire_lock`] it keeps the lock until the image is closed.
+//! After [`Image::acquire_lock`] it keeps the lock until the image is closed or
+//! [`Image::release_lock`].
 //!
 //! The calls here block for as long as the cluster does not answer, so cores do not make them.
 #![expect(unsafe_code, reason = "calls a library in C")]
@@ -36,6 +37,24 @@ impl Image {
                 Err(RbdError::Owned { owner })
             }
             Err(error) => Err(RbdError::Call { call: "rbd_lock_acquire", error }),
+        }
+    }
+
+    /// Releases the lock after all writes, and what is in a cache, are stable. Later writes would
+    /// take it again.
+    ///
+    /// # Errors
+    /// If the cluster refuses it. Whether this client still has the lock is unknown then.
+    pub fn release_lock(&self) -> Result<(), RbdError> {
+        let (image, rbd) = self.raw();
+        // SAFETY: the image is open.
+        let released = unsafe { (rbd.rbd_lock_release)(image) };
+        match Errno::check(released) {
+            // It does not have the lock.
+            Err(error) if error.0 == libc::EINVAL => Ok(()),
+            released => {
+                released.map(drop).map_err(|error| RbdError::Call { call: "rbd_lock_release", error })
+            }
         }
     }
 

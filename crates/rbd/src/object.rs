@@ -1,5 +1,5 @@
-//! A small object beside an image, in the same pool and namespace, which is replaced as a whole and
-//! only if it still has the expected content.
+//! Small objects, which are replaced as a whole and only if they still have the expected content:
+//! one beside an image, in its pool and namespace, and one of a pool.
 //!
 //! The calls here block for as long as the cluster does not answer, so cores do not make them.
 #![expect(unsafe_code, reason = "calls a library in C")]
@@ -7,8 +7,11 @@
 use crate::cluster::{c_string, text};
 use crate::error::{Errno, RbdError};
 use crate::image::Image;
-use crate::library::{LIBRADOS_CREATE_EXCLUSIVE, RadosFunctions, rados_write_op_t};
-use std::ffi::{CString, c_char};
+use crate::library::{
+    LIBRADOS_CREATE_EXCLUSIVE, LIBRADOS_CREATE_IDEMPOTENT, RadosFunctions, rados_write_op_t,
+};
+use crate::pool::Pool;
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 use std::sync::Arc;
 
@@ -51,19 +54,7 @@ impl ImageObject {
     /// # Errors
     /// If the cluster does not tell it.
     pub fn read(&self, most: usize) -> Result<Option<Vec<u8>>, RbdError> {
-        let (pool, rados) = self.image.pool();
-        let mut content = vec![0; most];
-        let place = content.as_mut_ptr().cast();
-        // SAFETY: the pool is open; a text, and memory of that length.
-        let read = unsafe { (rados.rados_read)(pool, self.name.as_ptr(), place, most, 0) };
-        match Errno::check(read) {
-            Ok(len) => {
-                content.truncate(usize::try_from(len).unwrap_or(0));
-                Ok(Some(content))
-            }
-            Err(error) if error.0 == libc::ENOENT => Ok(None),
-            Err(error) => Err(RbdError::Call { call: "rados_read", error }),
-        }
+        read(self.image.pool(), &self.name, most)
     }
 
     /// Replaces the content if it begins with `expected`, or creates the object if that is `None`
@@ -72,27 +63,79 @@ impl ImageObject {
     /// # Errors
     /// If the cluster refuses it, or does not say whether it was done.
     pub fn replace(&self, expected: Option<&[u8]>, content: &[u8]) -> Result<bool, RbdError> {
-        let (pool, rados) = self.image.pool();
-        let operation = WriteOperation::new(rados);
-        // librados looks at the result of the comparison when the operation ends.
-        let mut compared = 0;
+        let operation = WriteOperation::new(self.image.pool().rados());
         match expected {
-            None => operation.create_exclusively(),
-            Some(expected) => {
-                // SAFETY: the operation is used before the number is gone.
-                unsafe { operation.compare(expected, &raw mut compared) };
-            }
+            None => operation.create(LIBRADOS_CREATE_EXCLUSIVE),
+            Some(_) => operation.assert_exists(),
         }
-        operation.write_full(content);
-        // SAFETY: the pool is open; a text, and the time now.
-        let done = unsafe {
-            (rados.rados_write_op_operate)(operation.handle, pool, self.name.as_ptr(), ptr::null_mut(), 0)
-        };
-        match Errno::check(done) {
-            Ok(_) => Ok(true),
-            Err(error) if is_other_content(error) => Ok(false),
-            Err(error) => Err(RbdError::Call { call: "rados_write_op_operate", error }),
+        operation.replace(self.image.pool(), &self.name, expected, content)
+    }
+}
+
+/// An object of a pool that its users replace in turn. One that does not exist is the same as one
+/// without content, so that it can be watched before there is any.
+pub struct PoolObject {
+    pub(crate) pool: Pool,
+    pub(crate) name: CString,
+}
+
+impl PoolObject {
+    /// The object of this name. It need not exist.
+    ///
+    /// # Errors
+    /// If it is no name.
+    pub fn new(pool: Pool, name: &str) -> Result<PoolObject, RbdError> {
+        Ok(PoolObject { name: c_string("the object", name)?, pool })
+    }
+
+    /// The connection.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Creates it without content, if it does not exist.
+    ///
+    /// # Errors
+    /// If the cluster refuses it, or does not say whether it was done.
+    pub fn create(&self) -> Result<(), RbdError> {
+        let operation = WriteOperation::new(self.pool.rados());
+        operation.create(LIBRADOS_CREATE_IDEMPOTENT);
+        operation.operate(&self.pool, &self.name).map_err(WriteOperation::failed)
+    }
+
+    /// The first `most` bytes of the content.
+    ///
+    /// # Errors
+    /// If the cluster does not tell it.
+    pub fn read(&self, most: usize) -> Result<Vec<u8>, RbdError> {
+        read(&self.pool, &self.name, most).map(Option::unwrap_or_default)
+    }
+
+    /// Replaces the content if it begins with `expected`, where content that is shorter counts as
+    /// followed by zeroes. Returns whether it has; otherwise nothing was changed.
+    ///
+    /// # Errors
+    /// If the cluster refuses it, or does not say whether it was done.
+    pub fn replace(&self, expected: &[u8], content: &[u8]) -> Result<bool, RbdError> {
+        let operation = WriteOperation::new(self.pool.rados());
+        operation.create(LIBRADOS_CREATE_IDEMPOTENT);
+        operation.replace(&self.pool, &self.name, Some(expected), content)
+    }
+}
+
+fn read(pool: &Pool, name: &CStr, most: usize) -> Result<Option<Vec<u8>>, RbdError> {
+    let mut content = vec![0; most];
+    let place = content.as_mut_ptr().cast();
+    // SAFETY: the pool is open; a text, and memory of that length.
+    let read = unsafe { (pool.rados().rados_read)(pool.handle(), name.as_ptr(), place, most, 0) };
+    match Errno::check(read) {
+        Ok(len) => {
+            content.truncate(usize::try_from(len).unwrap_or(0));
+            Ok(Some(content))
         }
+        Err(error) if error.0 == libc::ENOENT => Ok(None),
+        Err(error) => Err(RbdError::Call { call: "rados_read", error }),
     }
 }
 
@@ -115,30 +158,52 @@ impl WriteOperation<'_> {
         WriteOperation { rados, handle }
     }
 
-    fn create_exclusively(&self) {
+    fn create(&self, flag: c_int) {
         // SAFETY: the operation is valid; the category has no effect.
-        unsafe {
-            (self.rados.rados_write_op_create)(self.handle, LIBRADOS_CREATE_EXCLUSIVE, ptr::null());
-        }
+        unsafe { (self.rados.rados_write_op_create)(self.handle, flag, ptr::null()) };
     }
 
-    /// # Safety
-    /// The place of the result is valid until the operation was operated.
-    unsafe fn compare(&self, expected: &[u8], compared: *mut i32) {
-        // SAFETY: the operation is valid and copies the bytes; an object that does not exist fails
-        // the first step.
-        unsafe {
-            (self.rados.rados_write_op_assert_exists)(self.handle);
+    fn assert_exists(&self) {
+        // SAFETY: the operation is valid; an object that does not exist fails its first step.
+        unsafe { (self.rados.rados_write_op_assert_exists)(self.handle) };
+    }
+
+    /// Does it, and then writes the content, if what is there begins with `expected`.
+    fn replace(
+        self,
+        pool: &Pool,
+        name: &CStr,
+        expected: Option<&[u8]>,
+        content: &[u8],
+    ) -> Result<bool, RbdError> {
+        // librados looks at the result of the comparison when the operation ends.
+        let mut compared = 0;
+        if let Some(expected) = expected {
             let (bytes, len) = (expected.as_ptr().cast(), expected.len());
-            (self.rados.rados_write_op_cmpext)(self.handle, bytes, len, 0, compared);
+            // SAFETY: the operation is valid and copies the bytes. It ends before the place of the
+            // result is gone.
+            unsafe { (self.rados.rados_write_op_cmpext)(self.handle, bytes, len, 0, &raw mut compared) };
+        }
+        let (bytes, len) = (content.as_ptr().cast(), content.len());
+        // SAFETY: the operation is valid and copies the bytes.
+        unsafe { (self.rados.rados_write_op_write_full)(self.handle, bytes, len) };
+        match self.operate(pool, name) {
+            Ok(()) => Ok(true),
+            Err(error) if is_other_content(error) => Ok(false),
+            Err(error) => Err(WriteOperation::failed(error)),
         }
     }
 
-    fn write_full(&self, content: &[u8]) {
-        // SAFETY: the operation is valid and copies the bytes.
-        unsafe {
-            (self.rados.rados_write_op_write_full)(self.handle, content.as_ptr().cast(), content.len());
-        }
+    fn operate(&self, pool: &Pool, name: &CStr) -> Result<(), Errno> {
+        // SAFETY: the pool is open; a text, and the time now.
+        let done = unsafe {
+            (self.rados.rados_write_op_operate)(self.handle, pool.handle(), name.as_ptr(), ptr::null_mut(), 0)
+        };
+        Errno::check(done).map(drop)
+    }
+
+    fn failed(error: Errno) -> RbdError {
+        RbdError::Call { call: "rados_write_op_operate", error }
     }
 }
 
@@ -157,6 +222,30 @@ const MAX_ERRNO: i32 = 4095;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake_cluster::{FakeCluster, POOL};
+
+    #[test]
+    fn an_object_of_a_pool_is_replaced_only_if_it_begins_as_expected() {
+        let fake = FakeCluster::default();
+        let cluster = Arc::new(fake.connect());
+        assert!(matches!(Pool::open(&cluster, "none", None), Err(RbdError::NoPool(pool)) if pool == "none"));
+        let object = PoolObject::new(Pool::open(&cluster, POOL, None).unwrap(), "table").unwrap();
+        assert_eq!(object.read(9).unwrap(), b"");
+        assert!(!object.replace(b"0", b"1 first").unwrap());
+        // Nothing is as good as zeroes, whether it exists or not.
+        for is_there in [false, true] {
+            fake.set_content("table", is_there.then_some(b""));
+            assert!(object.replace(&[0; 4], b"1 first").unwrap());
+        }
+        assert!(!object.replace(&[0; 4], b"1 other").unwrap());
+        assert!(object.replace(b"1", b"2 second").unwrap());
+        object.create().unwrap();
+        assert!(!object.replace(b"1", b"2 other").unwrap());
+        assert_eq!(
+            (object.read(3).unwrap(), object.read(99).unwrap()),
+            (b"2 s".to_vec(), b"2 second".to_vec())
+        );
+    }
 
     #[test]
     fn an_object_with_other_content_is_told_from_an_error() {

@@ -10,9 +10,10 @@ use self::snapshots::snapshot_identity;
 use crate::cluster::{Cluster, c_string, text};
 use crate::error::{Errno, RbdError};
 use crate::library::{
-    RBD_FEATURE_FAST_DIFF, RBD_FEATURE_STRIPINGV2, RBD_FLAGS_INVALID, RadosFunctions, RbdFunctions,
-    rados_ioctx_t, rbd_config_option_t, rbd_image_t,
+    RBD_FEATURE_FAST_DIFF, RBD_FEATURE_STRIPINGV2, RBD_FLAGS_INVALID, RbdFunctions, rbd_config_option_t,
+    rbd_image_t,
 };
+use crate::pool::Pool;
 use blockmux_volume::Extent;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -81,11 +82,11 @@ pub struct Image {
 /// What closing an image gives back.
 struct Handles {
     image: rbd_image_t,
-    pool: rados_ioctx_t,
     watch: Option<u64>,
     /// The callback of the watch, which has its address.
     on_change: Box<OnChange>,
-    cluster: Arc<Cluster>,
+    /// Closed after the image.
+    pool: Pool,
 }
 // SAFETY: librbd allows calls from any thread; the callback may be moved and called anywhere.
 unsafe impl Send for Handles {}
@@ -106,23 +107,10 @@ impl Image {
         read_only: bool,
         on_change: OnChange,
     ) -> Result<Arc<Image>, RbdError> {
-        let rados = &cluster.library.rados;
-        let pool_name = c_string("the pool", &name.pool)?;
-        let mut pool = std::ptr::null_mut();
-        // SAFETY: the cluster is connected; a text, and a place for the handle.
-        let found = unsafe { (rados.rados_ioctx_create)(cluster.handle, pool_name.as_ptr(), &raw mut pool) };
-        Errno::check(found).map_err(|error| match error.0 {
-            libc::ENOENT => RbdError::NoPool(name.pool.clone()),
-            _ => RbdError::Call { call: "rados_ioctx_create", error },
-        })?;
+        let pool = Pool::open(cluster, &name.pool, name.namespace.as_deref())?;
         open_images().add();
-        let handles = Handles {
-            image: std::ptr::null_mut(),
-            pool,
-            watch: None,
-            on_change: Box::new(on_change),
-            cluster: cluster.clone(),
-        };
+        let handles =
+            Handles { image: std::ptr::null_mut(), watch: None, on_change: Box::new(on_change), pool };
         let details = ImageDetails {
             size: 0,
             read_only,
@@ -143,9 +131,9 @@ impl Image {
     #[cfg(any(test, feature = "fake"))]
     pub(crate) fn of_handle(cluster: Arc<Cluster>, image: rbd_image_t, details: ImageDetails) -> Image {
         open_images().add();
-        let (pool, on_change): (_, OnChange) = (std::ptr::null_mut(), Box::new(|| {}));
-        let on_change = Box::new(on_change);
-        Image { handles: Some(Handles { image, pool, watch: None, on_change, cluster }), details }
+        let on_change: OnChange = Box::new(|| {});
+        let (on_change, pool) = (Box::new(on_change), Pool::of_cluster(cluster));
+        Image { handles: Some(Handles { image, watch: None, on_change, pool }), details }
     }
 
     fn open_in_pool(&mut self, name: &ImageName) -> Result<(), RbdError> {
@@ -155,16 +143,11 @@ impl Image {
         );
         let asks_read_only = self.details.read_only;
         let handles = self.handles_mut();
-        let cluster = handles.cluster.clone();
-        let (rados, rbd) = (&cluster.library.rados, &cluster.library.rbd);
-        if let Some(namespace) = &name.namespace {
-            let namespace = c_string("the namespace", namespace)?;
-            // SAFETY: the pool is open; a text.
-            unsafe { (rados.rados_ioctx_set_namespace)(handles.pool, namespace.as_ptr()) };
-        }
+        let (cluster, pool) = (handles.pool.cluster().clone(), handles.pool.handle());
+        let rbd = &cluster.library.rbd;
         let place = &raw mut handles.image;
         // SAFETY: the pool is open; a text, a place for the handle, and no snapshot.
-        let opened = unsafe { (rbd.rbd_open)(handles.pool, image_name.as_ptr(), place, std::ptr::null()) };
+        let opened = unsafe { (rbd.rbd_open)(pool, image_name.as_ptr(), place, std::ptr::null()) };
         let mut opened = Errno::check(opened);
         let may_not = |error: &Errno| [libc::EPERM, libc::EACCES, libc::EROFS].contains(&error.0);
         // Only an image that is open for writing has a watch, so that changes of its size are
@@ -172,7 +155,7 @@ impl Image {
         if asks_read_only && opened.as_ref().is_err_and(may_not) {
             // SAFETY: as above.
             opened = Errno::check(unsafe {
-                (rbd.rbd_open_read_only)(handles.pool, image_name.as_ptr(), place, std::ptr::null())
+                (rbd.rbd_open_read_only)(pool, image_name.as_ptr(), place, std::ptr::null())
             });
         }
         if let Err(error) = opened {
@@ -202,7 +185,7 @@ impl Image {
     fn watch(&mut self) {
         let handles = self.handles_mut();
         let (mut number, argument) = (0, (&raw const *handles.on_change).cast_mut().cast());
-        let rbd = &handles.cluster.library.rbd;
+        let rbd = &handles.pool.cluster().library.rbd;
         // SAFETY: the image is open. The callback lives until the watch has ended: `Handles` drops
         // it after that.
         let watched = unsafe { (rbd.rbd_update_watch)(handles.image, &raw mut number, on_update, argument) };
@@ -216,8 +199,8 @@ impl Image {
         // SAFETY: the image is open, and the length is that of the memory.
         RbdError::check("rbd_get_id", unsafe { (rbd.rbd_get_id)(handles.image, id.as_mut_ptr(), id.len()) })?;
         // SAFETY: the pool is open.
-        let pool = unsafe { (handles.cluster.library.rados.rados_ioctx_get_id)(handles.pool) };
-        let (fsid, id) = (handles.cluster.fsid(), text(&id));
+        let pool = unsafe { (handles.pool.rados().rados_ioctx_get_id)(handles.pool.handle()) };
+        let (fsid, id) = (handles.pool.cluster().fsid(), text(&id));
         let mut identity = format!("{fsid} pool {pool} image {id}");
         if let Some(snapshot) = &name.snapshot {
             let found = self.snapshots()?.into_iter().find(|found| found.name == *snapshot);
@@ -270,7 +253,7 @@ impl Image {
     /// The cluster of the image.
     #[must_use]
     pub fn cluster(&self) -> &Arc<Cluster> {
-        &self.parts().0.cluster
+        self.parts().0.pool.cluster()
     }
 
     /// The current size in bytes.
@@ -308,7 +291,7 @@ impl Image {
             return Ok(None);
         }
         let mut begin = offset;
-        if handles.cluster.library.version() < OFFSETS_FIXED {
+        if handles.pool.cluster().library.version() < OFFSETS_FIXED {
             // It reports wrong offsets for a range that does not begin with an object.
             let overlap = self.number("rbd_get_overlap", |rbd| rbd.rbd_get_overlap)?;
             if features & RBD_FEATURE_STRIPINGV2 != 0 || overlap > 0 {
@@ -345,17 +328,16 @@ impl Image {
 
     fn parts(&self) -> (&Handles, &'static RbdFunctions) {
         let handles = self.handles.as_ref().expect("only dropping takes them");
-        (handles, &handles.cluster.library.rbd)
+        (handles, &handles.pool.cluster().library.rbd)
     }
 
     fn handles_mut(&mut self) -> &mut Handles {
         self.handles.as_mut().expect("only dropping takes them")
     }
 
-    /// The pool with the image's namespace, and the functions, for objects beside the image.
-    pub(crate) fn pool(&self) -> (rados_ioctx_t, &'static RadosFunctions) {
-        let (handles, _) = self.parts();
-        (handles.pool, &handles.cluster.library.rados)
+    /// The pool with the image's namespace, for objects beside the image.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.parts().0.pool
     }
 
     /// The handle and the functions, for requests.
@@ -390,7 +372,7 @@ impl Drop for Image {
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        let library = self.cluster.library;
+        let library = self.pool.cluster().library;
         if !self.image.is_null() {
             if let Some(watch) = self.watch {
                 // SAFETY: the image is open. No call of the callback begins or goes on after that.
@@ -400,8 +382,6 @@ impl Drop for Handles {
             // memory stays until then ([`RequestQueue`](crate::requests::RequestQueue)).
             unsafe { (library.rbd.rbd_close)(self.image) };
         }
-        // SAFETY: the pool has no image any longer.
-        unsafe { (library.rados.rados_ioctx_destroy)(self.pool) };
     }
 }
 
