@@ -23,6 +23,7 @@
 //! | [`carrier`] | a session over a byte stream, with or without TLS |
 //! | `fabric` | queue pairs for sessions over RDMA |
 //! | [`volume`] | files and block devices; state that survives a restart |
+//! | [`group`] | this daemon as a member of a gateway group, over a cluster |
 //! | [`serve`] | targets: listeners, connections, channels, limits, the audit log |
 //! | [`attach`] | volumes as disks of this machine |
 //! | [`remote`] | remote volumes: links that connect, retry and replay |
@@ -35,6 +36,7 @@ pub mod attach;
 pub mod carrier;
 pub mod core;
 pub mod fabric;
+pub mod group;
 pub mod net;
 pub mod protocol;
 pub mod remote;

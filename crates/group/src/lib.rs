@@ -15,6 +15,7 @@
 //! | [`table`] | the object of the group, its encoding, and the changes that it may undergo |
 //! | [`spread`] | which member should serve which volume |
 //! | [`member`] | one member: events in, actions out |
+//! | [`notice`] | what members tell each other, as bytes |
 //!
 //! # Safety and suspicion
 //!
@@ -51,10 +52,12 @@
 #![warn(clippy::indexing_slicing, clippy::unwrap_used, clippy::arithmetic_side_effects)]
 
 pub mod member;
+pub mod notice;
 pub mod spread;
 pub mod table;
 
 pub use member::{Action, Beat, CommandId, Event, Member, Outcome, RequestId, Settings};
+pub use notice::Notice;
 pub use table::{
     Client, Command, Decision, Epoch, Generation, Incarnation, Place, Refusal, Table, TableError,
 };

@@ -1,12 +1,15 @@
-//! The table of a gateway group, as an object may have it.
+//! The table of a gateway group, as an object may have it, and notifications about it.
 
-use blockmux_group::Table;
 use blockmux_group::table::HEAD_LEN;
+use blockmux_group::{Notice, Table};
 use blockmux_volume::Crc32c;
 
 /// Bytes are refused, or they are the encoding of the table that they are read as; also with the
 /// right sum.
 pub(crate) fn group_table(input: &[u8]) {
+    if let Some(notice) = Notice::decode(input) {
+        assert_eq!(notice.encode(), input);
+    }
     reads_back(input);
     let mut bytes = input.to_vec();
     if let Some((head, body)) = bytes.split_at_mut_checked(HEAD_LEN + 4) {

@@ -14,7 +14,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("verbs", &["dynlib", "volume"]),
     ("rbd", &["dynlib", "volume"]),
     ("group", &["volume"]),
-    ("engine", &["volume", "proto", "rdma", "tls", "verbs", "rbd"]),
+    ("engine", &["volume", "proto", "rdma", "tls", "verbs", "rbd", "group"]),
     ("lab", &["volume", "proto", "engine"]),
     ("blockmux", &["wire", "volume", "proto", "verbs", "engine", "lab"]),
     ("fuzz-targets", &["wire", "volume", "proto", "group", "rdma", "tls", "engine", "lab"]),
