@@ -170,11 +170,11 @@ impl TestGroup {
 
     /// A command, again while the member does not belong to the group or nobody knows the outcome.
     fn command(&self, member: usize, command: Command) -> Result<(), Refusal> {
-        let again =
-            |result: &Result<(), Refusal>| matches!(result, Err(Refusal::NotMember | Refusal::Unconfirmed));
-        let results =
+        let is_final =
+            |result: &Result<(), Refusal>| !matches!(result, Err(Refusal::NotMember | Refusal::Unconfirmed));
+        let mut results =
             std::iter::repeat_with(|| self.members[member].driver.command(command.clone())).take(20);
-        results.skip_while(again).next().unwrap_or(Err(Refusal::Unconfirmed))
+        results.find(is_final).unwrap_or(Err(Refusal::Unconfirmed))
     }
 
     /// The table in force.
@@ -239,7 +239,7 @@ fn volumes_are_spread_evenly_and_those_of_a_member_that_is_cut_off_are_taken_ove
     eventually("the others serve its volumes", || {
         group.members[0].active().len() + group.members[2].active().len() == VOLUMES
     });
-    assert_eq!(group.fake.refused(), [b.0.clone()]);
+    assert_eq!(group.fake.refused(), std::slice::from_ref(&b.0));
     // It notices that it does not hear itself, and joins with another client.
     eventually("it has ended its I/O", || group.members[1].ends() == 1);
     eventually("it joins again", || group.members[1].is_up_after(before));
