@@ -140,9 +140,6 @@ impl Cluster {
             // A version that does not know an option works as this one sets it.
             let _ = self.set(option, &c_string("an option", value)?);
         }
-        // Also where librbd breaks the lock of a client that was fenced before.
-        let fenced_for = c_string("an option", &FENCED_FOR.as_secs().to_string())?;
-        let _ = self.set(c"rbd_blocklist_expire_seconds", &fenced_for);
         let seconds = options.timeout.as_secs().max(1).to_string();
         self.set(c"client_mount_timeout", &c_string("the timeout", &seconds)?)?;
         if let Some(keyring) = &options.keyring {
