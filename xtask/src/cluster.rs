@@ -77,6 +77,10 @@ impl Drop for Cluster {
 
 /// Cargo's words for the test programs with tests of clusters, and what the names of these tests
 /// contain.
-const PROGRAMS: [&str; 2] = ["-p blockmux-engine --test rbd_volume", "-p blockmux --test cli"];
-const FILTERS: [&str; 2] = ["", "ceph::"];
+const PROGRAMS: [&str; 3] = [
+    "-p blockmux-engine --test rbd_volume",
+    "-p blockmux-engine --test group_cluster",
+    "-p blockmux --test cli",
+];
+const FILTERS: [&str; 3] = ["", "", "ceph::"];
 const CONF: &str = "BLOCKMUX_CEPH_CONF";

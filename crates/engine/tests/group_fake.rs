@@ -1,5 +1,6 @@
 //! Members of a gateway group over functions in the place of librados's, without a cluster: several
 //! drivers in one process, whose clients are cut off, refused, or hang in calls as a test chooses.
+//! `group_cluster.rs` has the tests with a cluster.
 
 use blockmux_engine::group::{
     Activation, GroupDriver, GroupOptions, GroupStatus, GroupVolumes, VolumeReports,
