@@ -332,7 +332,7 @@ impl CmConnection {
             starting_psn: U24::new(self.numbers.first_psn),
             responder_resources: peer_reads,
             initiator_depth: reads,
-            ack_delay: ACK_DELAY_CODE << 3 | END_TO_END_FLOW_CONTROL,
+            ack_delay: ACK_DELAY_CODE << 3,
             rnr_retry: NOT_READY_RETRIES << 5,
             local_ca_guid: U64::new(self.numbers.guid),
             ..CmRep::new_zeroed()
@@ -474,7 +474,7 @@ fn request(numbers: &RoceNumbers, reads: u32, config: &RoceConfig, private_data:
         local_qpn: U24::new(numbers.queue_pair),
         responder_resources: reads,
         initiator_depth: reads,
-        remote_response: RESPONSE_CODE << 3 | END_TO_END_FLOW_CONTROL,
+        remote_response: RESPONSE_CODE << 3,
         starting_psn: U24::new(numbers.first_psn),
         local_response: RESPONSE_CODE << 3 | ACK_RETRIES,
         p_key: U16::new(P_KEY_DEFAULT),
@@ -561,7 +561,6 @@ const ACK_DELAY_CODE: u8 = 12;
 /// How often the peer shall send again when this side had no receive buffer. 7 would be any number
 /// of times.
 const NOT_READY_RETRIES: u8 = 6;
-const END_TO_END_FLOW_CONTROL: u8 = 1;
 /// Most RDMA Reads in flight that can be said.
 const MAX_READS: u32 = u8::MAX as u32;
 /// The permissive LID, where there is none.

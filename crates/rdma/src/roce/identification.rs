@@ -2,22 +2,25 @@
 //!
 //! The ICRC of a packet over IPv4 yields the identification that it was computed with, whatever
 //! that is ([`blockmux_wire::roce::icrc`]). A damaged packet yields any, so a flow's packets are
-//! compared with each other: senders count by small steps, or have 0 in every packet. Packets of a
-//! sender that draws identifications at random are told by several in a row that do not fit, and
-//! are taken as they are from then on.
+//! compared with each other: senders count by small steps, or have 0 in every packet. A sender may
+//! have two counters, or somebody else may send in its name, so there are two places where a packet
+//! may go on. A sender that draws identifications at random is told by several packets that do not
+//! fit, with few others between them, and its packets are taken as they are from then on.
 
 use blockmux_wire::roce::icrc::Fragmentation;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The identification of one flow's packets.
 #[derive(Debug, Default)]
 pub(super) struct FlowIdentification {
     /// The latest packet that fitted.
     latest: Option<SeenIdentification>,
-    /// The last packet, if it did not fit.
-    misfit: Option<SeenIdentification>,
-    /// Number of packets in a row that did not fit.
+    /// The last packet elsewhere: one that did not fit, or what was the latest before this one.
+    elsewhere: Option<SeenIdentification>,
+    /// Number of packets that did not fit, without [`FORGETTING`] in a row that did.
     misfits: u32,
+    /// Number of packets in a row that fitted.
+    fits: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,19 +39,21 @@ impl FlowIdentification {
             Some(IdentificationStep::Behind) => {}
             None | Some(IdentificationStep::Ahead) => self.latest = Some(seen),
             Some(IdentificationStep::Elsewhere) => {
-                // A sender that was busy elsewhere has gone on counting.
-                let follows =
-                    |misfit: SeenIdentification| misfit.step_to(seen) != IdentificationStep::Elsewhere;
-                let is_found_again = self.misfit.replace(seen).is_some_and(follows);
-                if !is_found_again && !is_random {
-                    self.misfits = self.misfits.saturating_add(1);
+                let follows = |other: SeenIdentification| {
+                    now.saturating_duration_since(other.at) <= RECENT
+                        && other.step_to(seen) != IdentificationStep::Elsewhere
+                };
+                if !is_random && !self.elsewhere.is_some_and(follows) {
+                    self.elsewhere = Some(seen);
+                    (self.misfits, self.fits) = (self.misfits.saturating_add(1), 0);
                     return false;
                 }
-                self.latest = Some(seen);
+                self.elsewhere = self.latest.replace(seen);
             }
         }
-        if !is_random {
-            (self.misfit, self.misfits) = (None, 0);
+        self.fits = self.fits.saturating_add(1);
+        if !is_random && self.fits >= FORGETTING {
+            self.misfits = 0;
         }
         true
     }
@@ -85,14 +90,17 @@ impl SeenIdentification {
 const AHEAD: u16 = 1024;
 /// How far it may be behind, as packets overtake each other.
 const BEHIND: u16 = 512;
-/// So many packets in a row that do not fit show that the sender does not count.
+/// So many packets that do not fit show that the sender does not count.
 const MAX_MISFITS: u32 = 4;
+/// So many packets in a row that fit show that those before them were damaged.
+const FORGETTING: u32 = 64;
+/// Age of a packet elsewhere from which on none goes on from there: the older it is, the more fit.
+const RECENT: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 #[allow(clippy::arithmetic_side_effects, reason = "an overflow fails the test")]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     struct Flow(FlowIdentification, Instant);
 
@@ -138,7 +146,40 @@ mod tests {
     fn a_sender_that_has_jumped_is_found_again_by_its_second_packet() {
         let mut flow = Flow::new();
         assert!(flow.accepts(5) && !flow.accepts(20_000));
-        assert!(flow.accepts(20_001) && flow.accepts(20_002) && !flow.accepts(6));
+        assert!(flow.accepts(20_001) && flow.accepts(20_002));
+        flow.1 += RECENT + Duration::from_millis(1);
+        assert!(!flow.accepts(6));
+    }
+
+    #[test]
+    fn two_counters_are_followed_also_if_one_is_an_intruders() {
+        let mut flow = Flow::new();
+        assert!(flow.accepts(0) && !flow.accepts(30_000));
+        (1..1000).for_each(|step| assert!(flow.accepts(step) && flow.accepts(30_000 + step)));
+        assert!(!flow.accepts(50_000) && !flow.accepts(1000), "a damaged packet, and one that it costs");
+        assert!(flow.accepts(1001) && flow.accepts(31_000) && flow.accepts(1002));
+    }
+
+    #[test]
+    fn two_slow_counters_are_taken_as_they_are() {
+        let mut flow = Flow::new();
+        let mut refused = 0;
+        for step in 0..100 {
+            flow.1 += RECENT + Duration::from_millis(1);
+            assert!(flow.accepts(step));
+            refused += u32::from(!flow.accepts(30_000 + step));
+        }
+        assert!(refused <= MAX_MISFITS, "{refused}");
+    }
+
+    #[test]
+    fn rare_damage_does_not_add_up() {
+        let mut flow = Flow::new();
+        for round in 0..20 {
+            (0..FORGETTING as u16).for_each(|step| assert!(flow.accepts(round * 64 + step)));
+            flow.1 += RECENT + Duration::from_millis(1);
+            assert!(!flow.accepts(30_000 + 2000 * (round % 2)), "{round}");
+        }
     }
 
     #[test]

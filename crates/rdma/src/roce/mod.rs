@@ -304,7 +304,9 @@ impl Roce {
             self.responder.repeat_refusal();
             return Ok(());
         }
-        if self.cm.establish() == CmOutcome::Established {
+        // Nobody else knows with which number the peer begins, or that of this queue pair.
+        let shows_reply = self.responder.is_expected(packet.bth.psn.into());
+        if shows_reply && self.cm.establish() == CmOutcome::Established {
             self.on_established();
         }
         let context =

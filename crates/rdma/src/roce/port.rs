@@ -20,9 +20,9 @@
 //! identifiers and first sequence numbers are unpredictable, so nobody establishes a connection for
 //! another address, or reaches one, without seeing its packets.
 //!
-//! A connection is established, for these limits, by the first packet that names a number drawn for
-//! it: a packet to its queue pair, or a message with its communication identifier, such as an RTU.
-//! A repeated request names neither.
+//! A connection is established, for these limits, by what only the receiver of the reply can send: a
+//! packet to its queue pair with the first sequence number that was drawn for it, or a message with
+//! its communication identifier, such as an RTU. A repeated request has neither.
 
 use super::cm::{RoceNumbers, put_message};
 use super::guid::guid;
@@ -201,9 +201,12 @@ impl RocePort {
         }
         let known = self.connections.get_mut(&queue_pair).filter(|connection| connection.peer == source);
         let Some(connection) = known else { return Routed::Dropped(DroppedPacket::Unknown) };
-        match connection.identification.accepts(identification, now) {
+        if !connection.identification.accepts(identification, now) {
+            return Routed::Dropped(DroppedPacket::Damaged);
+        }
+        match packet.bth.psn.get() == connection.numbers.first_psn {
             true => self.route_established(queue_pair),
-            false => Routed::Dropped(DroppedPacket::Damaged),
+            false => Routed::Connection(queue_pair),
         }
     }
 

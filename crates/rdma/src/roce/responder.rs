@@ -194,6 +194,12 @@ impl Responder {
         self.not_ready > 0
     }
 
+    /// Whether a packet with this number is the next one.
+    #[inline]
+    pub(super) fn is_expected(&self, psn: Psn) -> bool {
+        psn == self.expected
+    }
+
     /// Handles a request. `borrow` borrows its payload from the receive buffer.
     ///
     /// # Errors

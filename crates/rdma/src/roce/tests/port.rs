@@ -77,15 +77,16 @@ fn route(port: &mut RocePort, from: u8, packet: &[u8], now: Instant) -> Routed {
     port.route(&flow, &[packet, &icrc].concat(), now)
 }
 
-fn acknowledgement(queue_pair: u32) -> Vec<u8> {
-    let [_, number @ ..] = queue_pair.to_be_bytes();
-    [&[0x11, 0, 0xff, 0xff, 0][..], &number, &[0, 0, 0, 1, 0x1f, 0, 0, 1]].concat()
+fn acknowledgement(queue_pair: u32, psn: u32) -> Vec<u8> {
+    let [[_, number @ ..], [_, psn @ ..]] = [queue_pair, psn].map(u32::to_be_bytes);
+    [&[0x11, 0, 0xff, 0xff, 0][..], &number, &[0], &psn, &[0x1f, 0, 0, 1]].concat()
 }
 
 /// A host shows that it receives the answer to its request.
 fn establish(port: &mut RocePort, from: u8, opened: &OpenedConnection, now: Instant) {
-    let number = opened.numbers.queue_pair;
-    assert_eq!(route(port, from, &acknowledgement(number), now), Routed::Connection(number));
+    let RoceNumbers { queue_pair, first_psn, .. } = opened.numbers;
+    let packet = acknowledgement(queue_pair, first_psn);
+    assert_eq!(route(port, from, &packet, now), Routed::Connection(queue_pair));
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn a_connection_is_requested_established_and_released_through_the_port() {
 fn packets_of_another_address_reach_no_connection() {
     let (mut port, now) = (port(), Instant::now());
     let opened = port.connect(host(1).into(), now).unwrap();
-    let packet = acknowledgement(opened.numbers.queue_pair);
+    let packet = acknowledgement(opened.numbers.queue_pair, 1);
     for (from, expected) in
         [(1, Routed::Connection(opened.numbers.queue_pair)), (2, Routed::Dropped(DroppedPacket::Unknown))]
     {
@@ -158,6 +159,41 @@ fn a_flood_of_requests_displaces_itself_first() {
         assert_ne!(port.admit(&asks(number, 1), now).unwrap().replaced, Some(honest.numbers.queue_pair));
     }
     assert_eq!(port.len(), LIMITS.requests + 1);
+}
+
+#[test]
+fn who_has_guessed_the_number_of_a_queue_pair_establishes_nothing() {
+    let (mut port, now) = (port(), Instant::now());
+    let RoceNumbers { queue_pair, first_psn, .. } = port.admit(&asks(1, 1), now).unwrap().numbers;
+    for guessed in (0..100).filter(|psn| *psn != first_psn) {
+        let packet = acknowledgement(queue_pair, guessed);
+        assert_eq!(route(&mut port, 1, &packet, now), Routed::Connection(queue_pair));
+    }
+    let mut replaced = (2..250).filter_map(|number| port.admit(&asks(number, 1), now).unwrap().replaced);
+    assert!(replaced.any(|number| number == queue_pair), "it still waits");
+}
+
+#[test]
+fn a_message_with_a_guessed_sequence_number_does_not_establish_a_connection() {
+    let (mut port, now) = (port(), Instant::now());
+    let (mut active, request) = initiator(1, now);
+    let numbers = port.admit(&asks(1, 77), now).unwrap().numbers;
+    let config = config(TARGET.into(), host(1).into());
+    let mut passive = Roce::passive(&endpoint(), config, numbers, Pool::new(0), [2; 32], now);
+    passive.on_packet(&Chunk::from_slice(&request), false, now).unwrap();
+    passive.accept(Vec::new());
+    for packet in sealed(&mut passive, flow_from(TARGET), now) {
+        active.on_packet(&Chunk::from_slice(&packet), false, now).unwrap();
+    }
+    active.send(b"first", &blockmux_volume::SgList::default(), None);
+    // The RTU has been lost.
+    let first = sealed(&mut active, flow_from(host(1)), now).pop().unwrap();
+    let mut guessed = first.clone();
+    guessed[9] ^= 0x40;
+    passive.on_packet(&Chunk::from_slice(&guessed), false, now).unwrap();
+    assert!(!passive.cm.is_established());
+    passive.on_packet(&Chunk::from_slice(&first), false, now).unwrap();
+    assert!(passive.cm.is_established());
 }
 
 #[test]
