@@ -40,6 +40,37 @@ layout! {
     }
 }
 
+/// Declares PDUs as [`layout!`] does, with the fields that have the same meaning in all: the opcode,
+/// both lengths at `lengths`, and in the PDUs of targets the numbers of commands at `window`.
+macro_rules! pdus {
+    ($($(#[$meta:meta])* pub struct $name:ident {
+        $($(#[$doc:meta])* pub $field:ident: $type:ty $(= $zero:literal)?,)*
+        lengths,
+        $($(#[$doc2:meta])* pub $field2:ident: $type2:ty $(= $zero2:literal)?,)*
+        $(window, $($(#[$doc3:meta])* pub $field3:ident: $type3:ty $(= $zero3:literal)?,)*)?
+    })*) => { $crate::layout::layout! {$(
+        $(#[$meta])*
+        pub struct $name($crate::iscsi::BHS_LEN) {
+            /// [`crate::iscsi::IscsiOpcode`], and the I bit in requests.
+            pub opcode: u8,
+            $($(#[$doc])* pub $field: $type $(= $zero)?,)*
+            /// TotalAHSLength, in units of four bytes; 0 except in a SCSI command.
+            pub total_ahs_length: u8,
+            /// DataSegmentLength, in bytes, without padding; 0 if no data follows.
+            pub data_segment_length: $crate::iscsi::U24,
+            $($(#[$doc2])* pub $field2: $type2 $(= $zero2)?,)*
+            $(
+                /// ExpCmdSN: the next CmdSN that the target expects.
+                pub exp_cmd_sn: zerocopy::U32<zerocopy::BigEndian>,
+                /// MaxCmdSN: the last CmdSN that the target accepts.
+                pub max_cmd_sn: zerocopy::U32<zerocopy::BigEndian>,
+                $($(#[$doc3])* pub $field3: $type3 $(= $zero3)?,)*
+            )?
+        }
+    )*} };
+}
+pub(crate) use pdus;
+
 impl Bhs {
     /// The opcode without the I bit.
     #[inline]

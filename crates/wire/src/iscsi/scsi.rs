@@ -1,25 +1,19 @@
 //! PDUs of SCSI commands: command, response, data, task management, SNACK (RFC 7143 §11.3 to §11.8,
 //! §11.16).
 
-use super::{BHS_LEN, U24};
-use crate::layout::layout;
+use super::pdus;
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, U16, U32};
 
-layout! {
+pdus! {
     /// SCSI Command PDU (RFC 7143 §11.3); immediate data may follow.
-    pub struct ScsiCommand(BHS_LEN) {
-        /// [`super::IscsiOpcode::SCSI_COMMAND`] and the I bit.
-        pub opcode: u8,
+    pub struct ScsiCommand {
         /// F, [`FLAG_READ`], [`FLAG_WRITE`], ATTR in [`ATTR_MASK`].
         pub flags: u8,
         pub reserved: u8 = 0,
         /// Task priority (RFC 7144 §4.1), in the low four bits.
         pub priority: u8,
-        /// TotalAHSLength, in units of four bytes.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength: length of the immediate data, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// Logical unit number (SAM-5 §4.7).
         pub lun: [u8; 8],
         /// Initiator Task Tag, chosen by the initiator.
@@ -34,20 +28,16 @@ layout! {
         pub cdb: [u8; 16],
     }
 
-    /// SCSI Response PDU (RFC 7143 §11.4); sense and response data follow.
-    pub struct ScsiResponse(BHS_LEN) {
-        /// [`super::IscsiOpcode::SCSI_RESPONSE`].
-        pub opcode: u8,
+    /// SCSI Response PDU (RFC 7143 §11.4); a two-byte length and sense data of that
+    /// length follow.
+    pub struct ScsiResponse {
         /// F and the residual flags.
         pub flags: u8,
         /// [`ServiceResponse`].
         pub response: u8,
         /// SCSI status (SAM-5 §5.3).
         pub status: u8,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes: a two-byte length and sense data of that length.
-        pub data_segment_length: U24,
+        lengths,
         /// Status qualifier (RFC 7144 §4.2).
         pub status_qualifier: U16<BE>,
         pub reserved: [u8; 6] = 0,
@@ -57,10 +47,7 @@ layout! {
         pub snack_tag: U32<BE>,
         /// StatSN of this response.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         /// ExpDataSN: number of Data-In and R2T PDUs sent for the command.
         pub exp_data_sn: U32<BE>,
         /// Residual count of a bidirectional command's read data, in bytes.
@@ -70,16 +57,11 @@ layout! {
     }
 
     /// Task Management Function Request PDU (RFC 7143 §11.5).
-    pub struct TaskManagementFunctionRequest(BHS_LEN) {
-        /// [`super::IscsiOpcode::TASK_MANAGEMENT_REQUEST`] and the I bit.
-        pub opcode: u8,
+    pub struct TaskManagementFunctionRequest {
         /// F and [`Function`].
         pub function: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength; always 0.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN, for functions that address a logical unit.
         pub lun: [u8; 8],
         /// Initiator Task Tag, chosen by the initiator.
@@ -98,18 +80,13 @@ layout! {
     }
 
     /// Task Management Function Response PDU (RFC 7143 §11.6).
-    pub struct TaskManagementFunctionResponse(BHS_LEN) {
-        /// [`super::IscsiOpcode::TASK_MANAGEMENT_RESPONSE`].
-        pub opcode: u8,
+    pub struct TaskManagementFunctionResponse {
         /// F.
         pub flags: u8,
         /// [`FunctionResponse`].
         pub response: u8,
         pub reserved: u8 = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength; always 0.
-        pub data_segment_length: U24,
+        lengths,
         /// Additional response information (RFC 7144 §4.3), in the last three bytes.
         pub additional_response_information: U32<BE>,
         pub reserved_middle: [u8; 4] = 0,
@@ -118,24 +95,16 @@ layout! {
         pub reserved_tag: [u8; 4] = 0,
         /// StatSN of this response.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         pub reserved_end: [u8; 12] = 0,
     }
 
     /// SCSI Data-Out PDU (RFC 7143 §11.7).
-    pub struct DataOut(BHS_LEN) {
-        /// [`super::IscsiOpcode::DATA_OUT`].
-        pub opcode: u8,
+    pub struct DataOut {
         /// F: the last PDU of its sequence.
         pub flags: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN of the R2T.
         pub lun: [u8; 8],
         /// Initiator Task Tag of the command.
@@ -154,18 +123,13 @@ layout! {
     }
 
     /// SCSI Data-In PDU; the last one may carry the status (RFC 7143 §11.7).
-    pub struct DataIn(BHS_LEN) {
-        /// [`super::IscsiOpcode::DATA_IN`].
-        pub opcode: u8,
+    pub struct DataIn {
         /// F, [`FLAG_ACKNOWLEDGE`], residuals, [`FLAG_STATUS`].
         pub flags: u8,
         pub reserved: u8 = 0,
         /// With S: SCSI status (SAM-5 §5.3).
         pub status: u8,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// With A: LUN of the command.
         pub lun: [u8; 8],
         /// Initiator Task Tag of the command.
@@ -174,10 +138,7 @@ layout! {
         pub target_transfer_tag: U32<BE>,
         /// With S: StatSN of the status.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         /// DataSN: counts the Data-In PDUs of a command from 0.
         pub data_sn: U32<BE>,
         /// Buffer Offset in the command's data, in bytes.
@@ -187,16 +148,11 @@ layout! {
     }
 
     /// Ready To Transfer PDU: requests data-out (RFC 7143 §11.8).
-    pub struct IscsiR2t(BHS_LEN) {
-        /// [`super::IscsiOpcode::R2T`].
-        pub opcode: u8,
+    pub struct IscsiR2t {
         /// F.
         pub flags: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength; always 0.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN of the command.
         pub lun: [u8; 8],
         /// Initiator Task Tag of the command.
@@ -205,10 +161,7 @@ layout! {
         pub target_transfer_tag: U32<BE>,
         /// The next StatSN; this PDU does not advance it.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         /// R2TSN: counts the R2Ts of a command from 0.
         pub r2t_sn: U32<BE>,
         /// Buffer Offset in the command's data, in bytes.
@@ -218,16 +171,11 @@ layout! {
     }
 
     /// SNACK Request PDU: requests retransmission, or acknowledges data (RFC 7143 §11.16).
-    pub struct SnackRequest(BHS_LEN) {
-        /// [`super::IscsiOpcode::SNACK_REQUEST`].
-        pub opcode: u8,
+    pub struct SnackRequest {
         /// F and [`SnackType`].
         pub snack_type: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength; always 0.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN of the command, or reserved.
         pub lun: [u8; 8],
         /// Initiator Task Tag of the command, or [`super::RESERVED_TAG`].

@@ -1,26 +1,20 @@
 //! PDUs of session management: login, text, NOP, logout, asynchronous messages, Reject (RFC 7143
 //! §11.9 to §11.15, §11.17 to §11.19).
 
-use super::{BHS_LEN, U24};
-use crate::layout::layout;
+use super::pdus;
 use crate::open_enum::open_enum;
 use zerocopy::{BigEndian as BE, U16, U32};
 
-layout! {
+pdus! {
     /// Login Request PDU (RFC 7143 §11.12); text follows.
-    pub struct IscsiLoginRequest(BHS_LEN) {
-        /// [`super::IscsiOpcode::LOGIN_REQUEST`] and the I bit.
-        pub opcode: u8,
+    pub struct IscsiLoginRequest {
         /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
         pub flags: u8,
         /// Version-max: the highest version that the initiator supports.
         pub version_max: u8,
         /// Version-min: the lowest version that the initiator supports.
         pub version_min: u8,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// ISID: the initiator's part of the session ID.
         pub isid: [u8; 6],
         /// TSIH: the target's part of the session ID; 0 for a new session.
@@ -38,19 +32,14 @@ layout! {
     }
 
     /// Login Response PDU (RFC 7143 §11.13); text follows.
-    pub struct IscsiLoginResponse(BHS_LEN) {
-        /// [`super::IscsiOpcode::LOGIN_RESPONSE`].
-        pub opcode: u8,
+    pub struct IscsiLoginResponse {
         /// [`FLAG_TRANSIT`], [`super::FLAG_CONTINUE`], CSG and NSG ([`Stage`]).
         pub flags: u8,
         /// Version-max: the highest version that the target supports.
         pub version_max: u8,
         /// Version-active: the version in use.
         pub version_active: u8,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// ISID of the request.
         pub isid: [u8; 6],
         /// TSIH of the session, in the last response.
@@ -60,26 +49,18 @@ layout! {
         pub reserved: [u8; 4] = 0,
         /// StatSN of this response.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         /// [`LoginStatus`]: class and detail.
         pub status: U16<BE>,
         pub reserved_end: [u8; 10] = 0,
     }
 
     /// Text Request PDU (RFC 7143 §11.10); text follows.
-    pub struct TextRequest(BHS_LEN) {
-        /// [`super::IscsiOpcode::TEXT_REQUEST`] and the I bit.
-        pub opcode: u8,
+    pub struct TextRequest {
         /// F and [`super::FLAG_CONTINUE`].
         pub flags: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN of the response with this target transfer tag.
         pub lun: [u8; 8],
         /// Initiator Task Tag, chosen by the initiator.
@@ -94,16 +75,11 @@ layout! {
     }
 
     /// Text Response PDU (RFC 7143 §11.11); text follows.
-    pub struct TextResponse(BHS_LEN) {
-        /// [`super::IscsiOpcode::TEXT_RESPONSE`].
-        pub opcode: u8,
+    pub struct TextResponse {
         /// F and [`super::FLAG_CONTINUE`].
         pub flags: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN that the initiator returns with the target transfer tag.
         pub lun: [u8; 8],
         /// Initiator Task Tag of the request.
@@ -112,24 +88,16 @@ layout! {
         pub target_transfer_tag: U32<BE>,
         /// StatSN of this response.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         pub reserved_end: [u8; 12] = 0,
     }
 
     /// NOP-Out PDU: a ping of the initiator, or a reply (RFC 7143 §11.18); ping data may follow.
-    pub struct NopOut(BHS_LEN) {
-        /// [`super::IscsiOpcode::NOP_OUT`] and the I bit.
-        pub opcode: u8,
+    pub struct NopOut {
         /// F.
         pub flags: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN of the ping.
         pub lun: [u8; 8],
         /// Initiator Task Tag of a ping; [`super::RESERVED_TAG`] if no reply is expected.
@@ -145,16 +113,11 @@ layout! {
 
     /// NOP-In PDU: a ping of the target, or a reply (RFC 7143 §11.19); returned ping data may
     /// follow.
-    pub struct NopIn(BHS_LEN) {
-        /// [`super::IscsiOpcode::NOP_IN`].
-        pub opcode: u8,
+    pub struct NopIn {
         /// F.
         pub flags: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN that the initiator returns with the target transfer tag.
         pub lun: [u8; 8],
         /// Initiator Task Tag of the request, or [`super::RESERVED_TAG`].
@@ -164,24 +127,16 @@ layout! {
         pub target_transfer_tag: U32<BE>,
         /// StatSN of this response; with a reserved task tag, the next StatSN.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         pub reserved_end: [u8; 12] = 0,
     }
 
     /// Logout Request PDU (RFC 7143 §11.14).
-    pub struct LogoutRequest(BHS_LEN) {
-        /// [`super::IscsiOpcode::LOGOUT_REQUEST`] and the I bit.
-        pub opcode: u8,
+    pub struct LogoutRequest {
         /// F and [`LogoutReasonCode`].
         pub reason: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength; always 0.
-        pub data_segment_length: U24,
+        lengths,
         pub reserved_lun: [u8; 8] = 0,
         /// Initiator Task Tag, chosen by the initiator.
         pub initiator_task_tag: U32<BE>,
@@ -196,28 +151,20 @@ layout! {
     }
 
     /// Logout Response PDU (RFC 7143 §11.15).
-    pub struct LogoutResponse(BHS_LEN) {
-        /// [`super::IscsiOpcode::LOGOUT_RESPONSE`].
-        pub opcode: u8,
+    pub struct LogoutResponse {
         /// F.
         pub flags: u8,
         /// [`LogoutResult`].
         pub response: u8,
         pub reserved: u8 = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength; always 0.
-        pub data_segment_length: U24,
+        lengths,
         pub reserved_lun: [u8; 8] = 0,
         /// Initiator Task Tag of the request.
         pub initiator_task_tag: U32<BE>,
         pub reserved_tag: [u8; 4] = 0,
         /// StatSN of this response.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         pub reserved_middle: [u8; 4] = 0,
         /// Time2Wait: time before a connection may be reinstated, in seconds.
         pub time2wait: U16<BE>,
@@ -227,16 +174,11 @@ layout! {
     }
 
     /// Asynchronous Message PDU (RFC 7143 §11.9); sense data may follow.
-    pub struct AsyncMessage(BHS_LEN) {
-        /// [`super::IscsiOpcode::ASYNC_MESSAGE`].
-        pub opcode: u8,
+    pub struct AsyncMessage {
         /// F.
         pub flags: u8,
         pub reserved: [u8; 2] = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         /// LUN of the affected logical unit.
         pub lun: [u8; 8],
         /// [`super::RESERVED_TAG`].
@@ -244,10 +186,7 @@ layout! {
         pub reserved_tag: [u8; 4] = 0,
         /// StatSN of this response.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         /// [`AsyncEvent`].
         pub async_event: u8,
         /// AsyncVCode, for vendor-specific events.
@@ -262,28 +201,20 @@ layout! {
     }
 
     /// Reject PDU (RFC 7143 §11.17); the rejected header follows.
-    pub struct Reject(BHS_LEN) {
-        /// [`super::IscsiOpcode::REJECT`].
-        pub opcode: u8,
+    pub struct Reject {
         /// F.
         pub flags: u8,
         /// [`RejectReason`].
         pub reason: u8,
         pub reserved: u8 = 0,
-        /// TotalAHSLength; always 0.
-        pub total_ahs_length: u8,
-        /// DataSegmentLength, in bytes.
-        pub data_segment_length: U24,
+        lengths,
         pub reserved_lun: [u8; 8] = 0,
         /// [`super::RESERVED_TAG`].
         pub initiator_task_tag: U32<BE>,
         pub reserved_tag: [u8; 4] = 0,
         /// StatSN of this response.
         pub stat_sn: U32<BE>,
-        /// ExpCmdSN: the next CmdSN that the target expects.
-        pub exp_cmd_sn: U32<BE>,
-        /// MaxCmdSN: the last CmdSN that the target accepts.
-        pub max_cmd_sn: U32<BE>,
+        window,
         /// DataSN or R2TSN, depending on the reason.
         pub data_sn: U32<BE>,
         pub reserved_end: [u8; 8] = 0,
