@@ -16,58 +16,41 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Spec::Mem(mem) => {
-                let [logical, physical] = block_texts(mem.blocks);
-                let options = [
-                    ("populate", (!mem.populate).then_some("off")),
-                    (BlockSizes::LOGICAL, logical.as_deref()),
-                    (BlockSizes::PHYSICAL, physical.as_deref()),
-                ];
-                write!(f, "mem:{}{}", format_size(mem.size), joined('?', '&', options))
+                let options = [("populate", (!mem.populate).then_some("off"))];
+                write!(f, "mem:{}{}", format_size(mem.size), options_text(options, mem.blocks))
             }
             Spec::Null(null) => {
-                let [logical, physical] = block_texts(null.blocks);
-                let options =
-                    [(BlockSizes::LOGICAL, logical.as_deref()), (BlockSizes::PHYSICAL, physical.as_deref())];
-                write!(f, "null:{}{}", format_size(null.size), joined('?', '&', options))
+                write!(f, "null:{}{}", format_size(null.size), options_text([], null.blocks))
             }
             Spec::File(file) => {
                 let size = file.size.map(format_size);
                 let mode = file.mode.map(|mode| format!("{mode:04o}"));
-                let [logical, physical] = block_texts(file.blocks);
                 let options = [
                     ("size", size.as_deref()),
                     ("mode", mode.as_deref()),
                     ("direct", file.direct.map(on_off)),
                     ("readonly", file.read_only.then_some("on")),
                     ("format", file.is_raw.then_some("raw")),
-                    (BlockSizes::LOGICAL, logical.as_deref()),
-                    (BlockSizes::PHYSICAL, physical.as_deref()),
                 ];
-                write!(f, "file:{}{}", encode(&file.path), joined('?', '&', options))
+                write!(f, "file:{}{}", encode(&file.path), options_text(options, file.blocks))
             }
             Spec::Block(block) => {
-                let [logical, physical] = block_texts(block.blocks);
                 let options = [
                     ("direct", block.direct.map(on_off)),
                     ("readonly", block.read_only.then_some("on")),
                     ("format", block.is_raw.then_some("raw")),
-                    (BlockSizes::LOGICAL, logical.as_deref()),
-                    (BlockSizes::PHYSICAL, physical.as_deref()),
                 ];
-                write!(f, "block:{}{}", encode(&block.path), joined('?', '&', options))
+                write!(f, "block:{}{}", encode(&block.path), options_text(options, block.blocks))
             }
             Spec::VhostUser(device) => {
                 let [reconnect, timeout] =
                     [device.reconnect, device.timeout].map(|time| time.map(format_duration));
-                let [logical, physical] = block_texts(device.blocks);
                 let options = [
                     ("readonly", device.read_only.then_some("on")),
                     ("reconnect", reconnect.as_deref()),
                     ("timeout", timeout.as_deref()),
-                    (BlockSizes::LOGICAL, logical.as_deref()),
-                    (BlockSizes::PHYSICAL, physical.as_deref()),
                 ];
-                write!(f, "vhost-user:{}{}", encode(&device.path), joined('?', '&', options))
+                write!(f, "vhost-user:{}{}", encode(&device.path), options_text(options, device.blocks))
             }
             Spec::Rbd(image) => write_rbd(f, image),
             Spec::Slice(slice, volume) => {
@@ -107,7 +90,6 @@ fn write_rbd(f: &mut fmt::Formatter<'_>, image: &RbdSpec) -> fmt::Result {
     let id = image.id.as_deref().map(encode_name);
     let [conf, keyring] = [&image.conf, &image.keyring].map(|path| path.as_deref().map(encode_value));
     let timeout = image.timeout.map(format_duration);
-    let [logical, physical] = block_texts(image.blocks);
     let word = ImageOwnership::WORDS.iter().find(|(_, ownership)| *ownership == image.ownership);
     let exclusive = word.filter(|_| image.ownership.is_exclusive()).map(|(word, _)| *word);
     let options = [
@@ -117,10 +99,8 @@ fn write_rbd(f: &mut fmt::Formatter<'_>, image: &RbdSpec) -> fmt::Result {
         ("readonly", image.read_only.then_some("on")),
         ("exclusive", exclusive),
         ("timeout", timeout.as_deref()),
-        (BlockSizes::LOGICAL, logical.as_deref()),
-        (BlockSizes::PHYSICAL, physical.as_deref()),
     ];
-    f.write_str(&joined('?', '&', options))
+    f.write_str(&options_text(options, image.blocks))
 }
 
 fn write_stripe(f: &mut fmt::Formatter<'_>, chunk: u64, members: &[Spec]) -> fmt::Result {
@@ -137,9 +117,11 @@ fn write_stripe(f: &mut fmt::Formatter<'_>, chunk: u64, members: &[Spec]) -> fmt
     Ok(())
 }
 
-/// The logical and the physical block size, if they are given.
-fn block_texts(blocks: BlockSizes) -> [Option<String>; 2] {
-    [blocks.logical, blocks.physical].map(|bytes| bytes.map(|bytes| format_size(bytes.into())))
+/// The options of a volume, and its block sizes, which all volumes have.
+fn options_text<const N: usize>(options: [(&str, Option<&str>); N], blocks: BlockSizes) -> String {
+    let sizes = [(BlockSizes::LOGICAL, blocks.logical), (BlockSizes::PHYSICAL, blocks.physical)];
+    let sizes = sizes.map(|(key, bytes)| (key, bytes.map(|bytes| format_size(bytes.into()))));
+    joined('?', '&', options.into_iter().chain(sizes.iter().map(|(key, size)| (*key, size.as_deref()))))
 }
 
 fn delay_text(delays: Delays) -> String {

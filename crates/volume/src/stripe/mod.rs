@@ -33,34 +33,10 @@ pub struct StripeVolume {
     members: Vec<Arc<dyn Volume>>,
 }
 
-/// Why volumes cannot be striped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StripeError {
-    /// No members, or too many.
-    #[error("a stripe of {0} volumes: name 1 to {MAX_MEMBERS}")]
-    Members(usize),
-    /// The chunk is not a whole number of blocks.
-    #[error("a chunk of {chunk} bytes: take a multiple of the members' logical block of {block} bytes")]
-    Chunk {
-        /// Size of the chunk, in bytes.
-        chunk: u64,
-        /// Size of the members' block, in bytes.
-        block: u32,
-    },
-    /// A member cannot hold one chunk.
-    #[error("member {index} has {size} bytes, less than one chunk of {chunk}: take a smaller chunk")]
-    TooSmall {
-        /// Index of the member, from 0.
-        index: usize,
-        /// Size of the member, in bytes.
-        size: u64,
-        /// Size of a chunk, in bytes.
-        chunk: u64,
-    },
-    /// The total size overflows an offset.
-    #[error("the members together are larger than 2^64 bytes")]
-    TooLarge,
-}
+/// Why volumes cannot be striped: one line that says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct StripeError(String);
 
 impl StripeVolume {
     /// Stripes `members` in chunks of `chunk_bytes`. Every member contributes as many whole chunks
@@ -70,18 +46,25 @@ impl StripeVolume {
     /// If there are no or too many members, or the chunk size does not fit them.
     pub fn new(chunk_bytes: u64, members: Vec<Arc<dyn Volume>>) -> Result<StripeVolume, StripeError> {
         if members.is_empty() || members.len() > MAX_MEMBERS {
-            return Err(StripeError::Members(members.len()));
+            let count = members.len();
+            return Err(StripeError(format!("a stripe of {count} volumes: name 1 to {MAX_MEMBERS}")));
         }
         let infos: Vec<_> = members.iter().map(|member| member.info()).collect();
         let block = infos.iter().map(|info| info.logical_block).max().unwrap_or(1);
         if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(block.into()) {
-            return Err(StripeError::Chunk { chunk: chunk_bytes, block });
+            return Err(StripeError(format!(
+                "a chunk of {chunk_bytes} bytes: take a multiple of the members' logical block of {block} bytes"
+            )));
         }
-        if let Some(index) = infos.iter().position(|info| info.size < chunk_bytes) {
-            return Err(StripeError::TooSmall { index, size: infos[index].size, chunk: chunk_bytes });
+        if let Some((index, small)) = infos.iter().enumerate().find(|(_, info)| info.size < chunk_bytes) {
+            let size = small.size;
+            return Err(StripeError(format!(
+                "member {index} has {size} bytes, less than one chunk of {chunk_bytes}: take a smaller chunk"
+            )));
         }
         let layout = Layout { chunk: chunk_bytes, members: members.len() as u64 };
-        let info = combine(&infos, layout).ok_or(StripeError::TooLarge)?;
+        let too_large = || StripeError("the members together are larger than 2^64 bytes".to_owned());
+        let info = combine(&infos, layout).ok_or_else(too_large)?;
         Ok(StripeVolume { info, layout, members })
     }
 }

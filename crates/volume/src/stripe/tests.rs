@@ -48,14 +48,17 @@ fn a_stripe_of_slow_and_striped_members_conforms() {
 
 #[test]
 fn unsuitable_members_are_refused() {
-    let error = |chunk, members: Vec<Arc<dyn Volume>>| StripeVolume::new(chunk, members).err().unwrap();
-    assert_eq!(error(4096, vec![]), StripeError::Members(0));
-    assert_eq!(error(0, vec![mem(8192)]), StripeError::Chunk { chunk: 0, block: 512 });
-    assert_eq!(error(1000, vec![mem(8192)]), StripeError::Chunk { chunk: 1000, block: 512 });
-    let small = StripeError::TooSmall { index: 1, size: 512, chunk: 4096 };
+    let error = |chunk, members: Vec<Arc<dyn Volume>>| {
+        StripeVolume::new(chunk, members).err().map(|error| error.to_string()).unwrap()
+    };
+    assert_eq!(error(4096, vec![]), "a stripe of 0 volumes: name 1 to 256");
+    let multiple = "take a multiple of the members' logical block of 512 bytes";
+    assert_eq!(error(0, vec![mem(8192)]), format!("a chunk of 0 bytes: {multiple}"));
+    assert_eq!(error(1000, vec![mem(8192)]), format!("a chunk of 1000 bytes: {multiple}"));
+    let small = "member 1 has 512 bytes, less than one chunk of 4096: take a smaller chunk";
     assert_eq!(error(4096, vec![mem(8192), mem(512)]), small);
     let huge = || Arc::new(NullVolume::new(1 << 63)) as Arc<dyn Volume>;
-    assert_eq!(error(4096, vec![huge(), huge()]), StripeError::TooLarge);
+    assert_eq!(error(4096, vec![huge(), huge()]), "the members together are larger than 2^64 bytes");
 }
 
 #[test]
