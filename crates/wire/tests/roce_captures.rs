@@ -116,15 +116,16 @@ fn messages(capture: &[u8]) -> Vec<(Captured<'_>, CmMessage<'_>)> {
         assert_eq!((packet.bth.dest_qp.get(), deth.source_qp.get()), (QP_GSI, QP_GSI));
         assert_eq!(deth.q_key.get(), Q_KEY_GSI);
         let (header, message) = CmMessage::parse(packet.payload).unwrap();
-        let new = MadHeader::new(message.attribute(), header.transaction_id.get());
-        assert_eq!([new.as_bytes(), message.body()].concat(), packet.payload);
+        let (attribute, body) = message.parts();
+        let new = MadHeader::new(attribute, header.transaction_id.get());
+        assert_eq!([new.as_bytes(), body].concat(), packet.payload);
         messages.push((captured, message));
     }
     messages
 }
 
 fn attributes(capture: &[u8]) -> Vec<CmAttribute> {
-    messages(capture).iter().map(|(_, message)| message.attribute()).collect()
+    messages(capture).iter().map(|(_, message)| message.parts().0).collect()
 }
 
 #[test]

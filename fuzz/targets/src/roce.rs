@@ -80,9 +80,10 @@ pub(crate) fn roce_packets(data: &[u8]) {
 
 fn message(mad: &[u8]) {
     let Some((header, message)) = CmMessage::parse(mad) else { return };
-    let new = MadHeader::new(message.attribute(), header.transaction_id.get());
+    let (attribute, body) = message.parts();
+    let new = MadHeader::new(attribute, header.transaction_id.get());
     assert!(header.is_cm() && new.attribute_id == header.attribute_id);
-    assert_eq!([header.as_bytes(), message.body()].concat(), mad);
+    assert_eq!([header.as_bytes(), body].concat(), mad);
     assert!(!format!("{message:?}").is_empty());
     if let CmMessage::Req(req) = message {
         assert!(req.mtu_code() < 16 && req.rnr_retry_count() < 8 && req.retry_count() < 8);

@@ -40,8 +40,9 @@ layout! {
     }
 }
 
-/// Declares PDUs as [`layout!`] does, with the fields that have the same meaning in all: the opcode,
-/// both lengths at `lengths`, and in the PDUs of targets the numbers of commands at `window`.
+/// Declares PDUs as [`layout!`] does, with the fields that have the same meaning in all: the
+/// opcode, both lengths at `lengths`, and in the PDUs of targets the numbers of commands at
+/// `window`.
 macro_rules! pdus {
     ($($(#[$meta:meta])* pub struct $name:ident {
         $($(#[$doc:meta])* pub $field:ident: $type:ty $(= $zero:literal)?,)*

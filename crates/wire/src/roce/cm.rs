@@ -122,61 +122,38 @@ impl CmMessage<'_> {
         Some((header, message))
     }
 
-    /// The attribute that names the message.
+    /// The attribute that names the message, and the body.
     #[must_use]
-    pub const fn attribute(&self) -> CmAttribute {
+    pub fn parts(&self) -> (CmAttribute, &[u8]) {
         match self {
-            CmMessage::Req(_) => CmAttribute::REQ,
-            CmMessage::Mra(_) => CmAttribute::MRA,
-            CmMessage::Rej(_) => CmAttribute::REJ,
-            CmMessage::Rep(_) => CmAttribute::REP,
-            CmMessage::Rtu(_) => CmAttribute::RTU,
-            CmMessage::Dreq(_) => CmAttribute::DREQ,
-            CmMessage::Drep(_) => CmAttribute::DREP,
-        }
-    }
-
-    /// The body.
-    #[must_use]
-    pub fn body(&self) -> &[u8] {
-        match self {
-            CmMessage::Req(body) => body.as_bytes(),
-            CmMessage::Mra(body) => body.as_bytes(),
-            CmMessage::Rej(body) => body.as_bytes(),
-            CmMessage::Rep(body) => body.as_bytes(),
-            CmMessage::Rtu(body) => body.as_bytes(),
-            CmMessage::Dreq(body) => body.as_bytes(),
-            CmMessage::Drep(body) => body.as_bytes(),
+            CmMessage::Req(body) => (CmAttribute::REQ, body.as_bytes()),
+            CmMessage::Mra(body) => (CmAttribute::MRA, body.as_bytes()),
+            CmMessage::Rej(body) => (CmAttribute::REJ, body.as_bytes()),
+            CmMessage::Rep(body) => (CmAttribute::REP, body.as_bytes()),
+            CmMessage::Rtu(body) => (CmAttribute::RTU, body.as_bytes()),
+            CmMessage::Dreq(body) => (CmAttribute::DREQ, body.as_bytes()),
+            CmMessage::Drep(body) => (CmAttribute::DREP, body.as_bytes()),
         }
     }
 
     /// The communication identifier that the receiver has given to the connection, if the message
     /// has it.
     #[must_use]
-    pub const fn remote_comm_id(&self) -> Option<u32> {
-        Some(match self {
-            CmMessage::Req(_) => return None,
-            CmMessage::Mra(body) => body.remote_comm_id.get(),
-            CmMessage::Rej(body) => body.remote_comm_id.get(),
-            CmMessage::Rep(body) => body.remote_comm_id.get(),
-            CmMessage::Rtu(body) => body.remote_comm_id.get(),
-            CmMessage::Dreq(body) => body.remote_comm_id.get(),
-            CmMessage::Drep(body) => body.remote_comm_id.get(),
-        })
+    pub fn remote_comm_id(&self) -> Option<u32> {
+        (!matches!(self, CmMessage::Req(_))).then(|| self.comm_ids()[1])
     }
 
     /// The communication identifier that the sender has given to the connection.
     #[must_use]
-    pub const fn local_comm_id(&self) -> u32 {
-        match self {
-            CmMessage::Req(body) => body.local_comm_id.get(),
-            CmMessage::Mra(body) => body.local_comm_id.get(),
-            CmMessage::Rej(body) => body.local_comm_id.get(),
-            CmMessage::Rep(body) => body.local_comm_id.get(),
-            CmMessage::Rtu(body) => body.local_comm_id.get(),
-            CmMessage::Dreq(body) => body.local_comm_id.get(),
-            CmMessage::Drep(body) => body.local_comm_id.get(),
-        }
+    pub fn local_comm_id(&self) -> u32 {
+        self.comm_ids()[0]
+    }
+
+    /// The identifiers of the sender and the receiver, with which all bodies begin; in a REQ the
+    /// second one is reserved.
+    fn comm_ids(&self) -> [u32; 2] {
+        let ids = <[U32<BE>; 2]>::read_from_prefix(self.parts().1);
+        ids.map_or([0; 2], |(ids, _)| ids.map(U32::get))
     }
 }
 
@@ -575,7 +552,7 @@ mod tests {
         mad[..MAD_HEADER_LEN].copy_from_slice(MadHeader::new(CmAttribute::DREQ, 7).as_bytes());
         mad[24..36].copy_from_slice(&[0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0x11, 0]);
         let (header, message) = CmMessage::parse(&mad).unwrap();
-        assert_eq!((header.transaction_id.get(), message.attribute()), (7, CmAttribute::DREQ));
+        assert_eq!((header.transaction_id.get(), message.parts().0), (7, CmAttribute::DREQ));
         assert_eq!((message.local_comm_id(), message.remote_comm_id()), (1, Some(2)));
         assert!(matches!(message, CmMessage::Dreq(dreq) if dreq.remote_qpn.get() == 0x11));
         assert_eq!(CmMessage::parse(&mad[..255]), None);

@@ -170,7 +170,8 @@ fn management(packets: Vec<Vec<u8>>) -> Vec<Message> {
         let packet = RocePacket::parse(&packet).unwrap();
         assert_eq!(packet.bth.dest_qp.get(), QP_GSI);
         let (_, message) = CmMessage::parse(packet.payload).unwrap();
-        (message.attribute(), message.body().to_vec())
+        let (attribute, body) = message.parts();
+        (attribute, body.to_vec())
     };
     packets.into_iter().map(message).collect()
 }
