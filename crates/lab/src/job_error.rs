@@ -3,24 +3,9 @@
 /// Why a job is invalid: one line that says what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
-    /// The option is unknown.
-    #[error("unknown fio option `{key}`{}", in_place_of(*.nearest, .known))]
-    Unknown {
-        /// The name as given.
-        key: String,
-        /// The most similar known name, if there is one.
-        nearest: Option<&'static str>,
-        /// Every name known in that context.
-        known: Vec<&'static str>,
-    },
-    /// fio has the option, but it is not supported here.
-    #[error("fio option `{key}` is not supported: {instead}")]
-    Unsupported {
-        /// The option.
-        key: &'static str,
-        /// What to do.
-        instead: &'static str,
-    },
+    /// There is no such option, or it is not supported here.
+    #[error("{0}")]
+    Option(String),
     /// The option's value is invalid.
     #[error("bad value `{value}` for `{key}`: {why}")]
     BadValue {
@@ -37,18 +22,20 @@ impl JobError {
     /// The error for a name that is in none of `lists`.
     pub(crate) fn unknown(key: &str, lists: &[&[&'static str]]) -> JobError {
         let known = lists.concat();
-        JobError::Unknown { key: key.to_owned(), nearest: nearest(key, &known), known }
+        let instead = match nearest(key, &known) {
+            Some(name) => format!(", did you mean `{name}`?"),
+            None => format!("; known are {}", known.join(" ")),
+        };
+        JobError::Option(format!("unknown fio option `{key}`{instead}"))
+    }
+
+    /// The error for an option that fio has.
+    pub(crate) fn unsupported(key: &str, instead: &str) -> JobError {
+        JobError::Option(format!("fio option `{key}` is not supported: {instead}"))
     }
 
     pub(crate) fn bad_value(key: &'static str, value: impl ToString, why: impl Into<String>) -> JobError {
         JobError::BadValue { key, value: value.to_string(), why: why.into() }
-    }
-}
-
-fn in_place_of(nearest: Option<&str>, known: &[&str]) -> String {
-    match nearest {
-        Some(name) => format!(", did you mean `{name}`?"),
-        None => format!("; known are {}", known.join(" ")),
     }
 }
 

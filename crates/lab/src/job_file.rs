@@ -178,7 +178,7 @@ impl FileJob {
         }
         for (words, instead) in UNSUPPORTED {
             if let Some(key) = find_word(words, key) {
-                return Err(JobError::Unsupported { key, instead });
+                return Err(JobError::unsupported(key, instead));
             }
         }
         let Some(&key) = FILE_OPTIONS.iter().find(|&&known| known == key) else {

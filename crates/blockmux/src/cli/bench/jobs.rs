@@ -156,7 +156,7 @@ pub(super) fn wrong_option(error: &JobError) -> Failure {
             format!("--bs {value}: {why}; to measure several sizes, give --bs several times")
         }
         JobError::BadValue { key, value, why } => format!("--{key} {value}: {why}"),
-        unknown @ (JobError::Unknown { .. } | JobError::Unsupported { .. }) => format!("--{unknown}"),
+        JobError::Option(text) => format!("--{text}"),
     })
 }
 
