@@ -166,7 +166,7 @@ impl AdminQueue {
     /// Handles an event from another core.
     pub(crate) fn on_event(&mut self, event: &QueueEvent) {
         let is_of_another = match event {
-            QueueEvent::AnaChanged { port } => *port != self.port,
+            QueueEvent::AnaChanged { port } => port.is_some_and(|port| port != self.port),
             QueueEvent::NamespaceChanged(nsid) | QueueEvent::Reservation { nsid, .. } => {
                 !self.subsystem.shows(&self.host.nqn, *nsid)
             }

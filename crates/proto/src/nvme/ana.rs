@@ -1,9 +1,11 @@
 //! Asymmetric Namespace Access: the state of each group of namespaces at each port (Base 2.0 §8.1).
 //!
 //! A subsystem without groups does not report ANA. With groups, each namespace is in one. The state
-//! of a group at a port may change while it is served; hosts are notified then.
+//! of a group at a port may change while it is served; hosts are notified then. While another
+//! process serves a namespace, its group is inaccessible; so such namespaces need groups of their
+//! own, and if none are configured, each namespace has one, with its own number.
 
-use super::subsystem::{Namespace, NamespaceView};
+use super::subsystem::{MAX_NAMESPACES, Namespace, NamespaceView};
 use blockmux_wire::nvme::log::{ANA_RGO, AnaGroupDescriptor, AnaHeader, AnaState};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -24,6 +26,8 @@ pub struct AnaGroup {
 #[derive(Default)]
 pub(crate) struct AnaGroups {
     groups: Vec<AnaGroupStates>,
+    /// Each namespace has a group, whose identifier is its own; `groups` is empty.
+    are_namespaces: bool,
     changes: AtomicU64,
 }
 
@@ -55,12 +59,23 @@ impl AnaGroups {
         let made = groups.iter().map(|group| AnaGroupStates::new(group.id, ports, &group.states));
         let mut made: Vec<AnaGroupStates> = made.chain([rest]).collect();
         made.sort_by_key(|group| group.id);
-        AnaGroups { groups: made, changes: AtomicU64::new(0) }
+        AnaGroups { groups: made, ..AnaGroups::default() }
+    }
+
+    /// A group for each namespace, now or later.
+    pub(crate) fn of_namespaces<'a>(namespaces: impl Iterator<Item = &'a mut Namespace>) -> AnaGroups {
+        namespaces.for_each(|namespace| namespace.ana_group = namespace.nsid);
+        AnaGroups { are_namespaces: true, ..AnaGroups::default() }
+    }
+
+    /// The group of a namespace that is attached later, if it is not named.
+    pub(crate) fn of_new(&self, nsid: u32) -> u32 {
+        if self.are_namespaces { nsid } else { self.count_and_last().1 }
     }
 
     /// Whether there is a group with this identifier.
     pub(crate) fn has(&self, group: u32) -> bool {
-        self.groups.iter().any(|found| found.id == group)
+        self.are_namespaces || self.groups.iter().any(|found| found.id == group)
     }
 
     /// Counts a namespace that joins or leaves a group as a change of the group.
@@ -71,11 +86,14 @@ impl AnaGroups {
     }
 
     pub(crate) fn is_there(&self) -> bool {
-        !self.groups.is_empty()
+        self.are_namespaces || !self.groups.is_empty()
     }
 
     /// Number of groups, and the greatest identifier.
     pub(crate) fn count_and_last(&self) -> (u32, u32) {
+        if self.are_namespaces {
+            return (MAX_NAMESPACES as u32, MAX_NAMESPACES as u32);
+        }
         (self.groups.len() as u32, self.groups.last().map_or(0, |group| group.id))
     }
 
@@ -103,22 +121,33 @@ impl AnaGroups {
 
     /// The ANA log page at a port, for a host with this view.
     pub(crate) fn log(&self, view: &NamespaceView, port: u16, cdw10: u32) -> Vec<u8> {
+        let configured = self.groups.iter();
+        let configured =
+            configured.map(|group| (group.id, group.changes.load(Ordering::Acquire), group.state(port)));
+        let own = view.iter().filter(|_| self.are_namespaces);
+        let own = own.map(|namespace| (namespace.nsid, 0, AnaState::OPTIMIZED));
+        let groups: Vec<_> = configured.chain(own).collect();
+        let count_changes = |namespace: &Namespace| namespace.volume_state.serving_changes();
+        let changes = view.iter().fold(0, |sum: u64, one| sum.wrapping_add(count_changes(one)));
         let header = AnaHeader {
-            chgcnt: self.changes.load(Ordering::Acquire).into(),
+            chgcnt: self.changes.load(Ordering::Acquire).wrapping_add(changes).into(),
             // At most one for each of `MAX_NAMESPACES`, and the empty ones.
-            nagd: (self.groups.len() as u16).into(),
+            nagd: (groups.len() as u16).into(),
             ..AnaHeader::new_zeroed()
         };
         let mut page = header.as_bytes().to_vec();
-        for group in &self.groups {
-            let wants = cdw10 & ANA_RGO == 0;
-            let own = view.iter().filter(|namespace| wants && namespace.ana_group == group.id);
-            let namespaces: Vec<u32> = own.map(|namespace| namespace.nsid).collect();
+        for (id, own_changes, state) in groups {
+            let members = || view.iter().filter(|namespace| namespace.ana_group == id);
+            let namespaces: Vec<u32> = match cdw10 & ANA_RGO {
+                0 => members().map(|namespace| namespace.nsid).collect(),
+                _ => Vec::new(),
+            };
+            let is_served = members().all(Namespace::is_served);
             let descriptor = AnaGroupDescriptor {
-                agid: group.id.into(),
+                agid: id.into(),
                 nnsid: (namespaces.len() as u32).into(),
-                chgcnt: group.changes.load(Ordering::Acquire).into(),
-                state: group.state(port).0,
+                chgcnt: members().map(count_changes).fold(own_changes, u64::wrapping_add).into(),
+                state: if is_served { state.0 } else { AnaState::INACCESSIBLE.0 },
                 ..AnaGroupDescriptor::new_zeroed()
             };
             page.extend(descriptor.as_bytes());

@@ -34,8 +34,8 @@ pub(crate) enum QueueEvent {
     },
     /// To an admin queue: the ANA state of a group has changed at a port.
     AnaChanged {
-        /// The port's identifier.
-        port: u16,
+        /// The port's identifier; `None`: at all ports.
+        port: Option<u16>,
     },
     /// To an admin queue of a discovery controller: the discovery log has changed.
     DiscoveryChanged,

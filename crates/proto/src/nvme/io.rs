@@ -459,6 +459,9 @@ pub(crate) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> 
     if namespace.ana_group == 0 {
         return Ok(());
     }
+    if !namespace.is_served() {
+        return Err(NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE);
+    }
     match subsystem.ana.state(namespace.ana_group, port) {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => Ok(()),
         AnaState::CHANGE => Err(NvmeStatus::ASYMMETRIC_ACCESS_TRANSITION),

@@ -174,6 +174,9 @@ impl ReservationCommand {
                 Err(NotChanged::NotStored) => {
                     return IoStep::Done(NvmeOutcome::failure(NvmeStatus::INTERNAL_ERROR));
                 }
+                Err(NotChanged::Standby) => {
+                    return IoStep::Done(NvmeOutcome::retry(NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE));
+                }
             }
             self.barrier = self.aborts().then(|| Drain::new(&self.volume_state));
         }

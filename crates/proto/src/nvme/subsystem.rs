@@ -12,7 +12,7 @@ use crate::exports::VolumeId;
 use crate::names::networks::AllowedNetworks;
 use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::auth::HostSecrets;
-use crate::volume_state::{Change, Notice, VolumeState, Watcher};
+use crate::volume_state::{Change, Notice, ServingState, VolumeState, Watcher};
 use blockmux_volume::VolumeInfo;
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvmeof::fabrics::DISCOVERY_NQN;
@@ -114,6 +114,8 @@ pub struct Namespace {
     pub(super) has_cache: bool,
     /// ANAGRPID; 0 without groups.
     pub(super) ana_group: u32,
+    /// Several processes export the volume, and one at a time serves it.
+    in_turns: bool,
 }
 
 impl Subsystem {
@@ -146,11 +148,17 @@ impl Subsystem {
         subsystem
     }
 
-    /// Enables ANA with these groups; `ports` are all ports of the node.
+    /// Enables ANA with these groups; `ports` are all ports of the node. Without groups, ANA is
+    /// enabled if several processes export one of the volumes in turns: each namespace is a group.
     #[must_use]
     pub fn with_ana(mut self, groups: Vec<AnaGroup>, ports: &[u16]) -> Subsystem {
         let mut attached = self.write();
-        let ana = AnaGroups::new(groups, ports, attached.iter_mut().map(|attached| &mut attached.namespace));
+        let in_turns = groups.is_empty() && attached.iter().any(|one| one.namespace.in_turns);
+        let namespaces = attached.iter_mut().map(|attached| &mut attached.namespace);
+        let ana = match in_turns {
+            true => AnaGroups::of_namespaces(namespaces),
+            false => AnaGroups::new(groups, ports, namespaces),
+        };
         drop(attached);
         self.ana = ana;
         self
@@ -320,7 +328,7 @@ impl Subsystem {
     /// Sets the ANA state of a group at a port; hosts that connected through the port are notified.
     pub fn set_ana_state(&self, group: u32, port: u16, state: AnaState) {
         if self.ana.set(group, port, state) {
-            self.associations.announce(|| QueueEvent::AnaChanged { port });
+            self.associations.announce(|| QueueEvent::AnaChanged { port: Some(port) });
         }
     }
 
@@ -338,7 +346,7 @@ impl Subsystem {
         namespace.ana_group = match group {
             Some(group) if !self.ana.has(group) => return Err(AttachError::NoGroup(group)),
             Some(group) => group,
-            None => self.ana.count_and_last().1,
+            None => self.ana.of_new(nsid),
         };
         let mut attached = self.write();
         let Err(place) = attached.binary_search_by_key(&nsid, |other| other.namespace.nsid) else {
@@ -468,6 +476,7 @@ impl Namespace {
             zeroes_deallocated: info.fast_zeroes,
             has_cache: info.write_cache,
             ana_group: 0,
+            in_turns: volume_state.ownership().is_some(),
             volume_state,
         }
     }
@@ -480,6 +489,12 @@ impl Namespace {
 
     pub(super) fn info(&self) -> VolumeInfo {
         self.volume_state.volume().info()
+    }
+
+    /// Whether this process serves the volume now.
+    #[inline]
+    pub(super) fn is_served(&self) -> bool {
+        !self.in_turns || self.volume_state.serving() == ServingState::Active
     }
 }
 
@@ -498,6 +513,7 @@ impl Watcher for NamespaceWatch {
         let (nsid, all) = (self.nsid, &self.associations);
         match change {
             Change::Size => all.announce(|| QueueEvent::NamespaceChanged(nsid)),
+            Change::Serving(_) => all.announce(|| QueueEvent::AnaChanged { port: None }),
             Change::Reservations { notices, aborts } => {
                 for (who, notice) in *notices {
                     all.notify_host(who, || QueueEvent::Reservation { nsid, kind: notification(*notice) });

@@ -13,13 +13,15 @@
 use super::image::{from_image, to_image};
 use super::reservations::{Notice, Notices, Registrant, Reservations};
 use super::shared_state::{Commit, SharedState, StateGeneration, StoredState};
-use super::{Change, Table, VolumeState};
+use super::{Change, ServingState, Table, VolumeState};
 use std::sync::{Arc, OnceLock};
 
 /// A change of a volume's reservations by one command.
 pub(crate) struct ReservationChange {
     volume_state: Arc<VolumeState>,
     aborts: bool,
+    /// It is made while the volume becomes standby.
+    is_last: bool,
     /// The outcome of the command's proposal, once it is known.
     proposal: Option<Arc<OnceLock<ProposalOutcome>>>,
 }
@@ -31,6 +33,8 @@ pub(crate) enum NotChanged<E> {
     Refused(E),
     /// It cannot be stored.
     NotStored,
+    /// Another process serves the volume.
+    Standby,
 }
 
 /// A change that is being stored.
@@ -43,7 +47,7 @@ pub(super) struct ProposedChange {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProposalOutcome {
+pub(super) enum ProposalOutcome {
     InEffect,
     Stale,
     NotStored,
@@ -53,7 +57,12 @@ impl ReservationChange {
     /// A change that is not made yet. With `aborts`, the tasks of preempted registrants are
     /// aborted.
     pub(crate) fn new(volume_state: &Arc<VolumeState>, aborts: bool) -> ReservationChange {
-        ReservationChange { volume_state: volume_state.clone(), aborts, proposal: None }
+        ReservationChange { volume_state: volume_state.clone(), aborts, is_last: false, proposal: None }
+    }
+
+    /// A change that is made while the volume becomes standby, when no others are.
+    pub(super) fn last(volume_state: &Arc<VolumeState>) -> ReservationChange {
+        ReservationChange { is_last: true, ..ReservationChange::new(volume_state, false) }
     }
 
     /// Makes the change: call it, always with the same `change`, until it returns true. Then the
@@ -68,6 +77,11 @@ impl ReservationChange {
         let (volume_state, aborts) = (&self.volume_state, self.aborts);
         let mut table = volume_state.lock();
         if self.proposal.is_none() {
+            match table.serving {
+                ServingState::Active => {}
+                ServingState::Transitioning if self.is_last => {}
+                _ => return Err(NotChanged::Standby),
+            }
             if table.proposed.is_some() {
                 return Ok(false);
             }
@@ -90,6 +104,14 @@ impl ReservationChange {
                 Ok(false)
             }
         }
+    }
+}
+
+impl ProposedChange {
+    /// Tells the command what has become of its change.
+    pub(super) fn end(self, outcome: ProposalOutcome) {
+        // Nothing else sets it.
+        let _ = self.outcome.set(outcome);
     }
 }
 
@@ -123,14 +145,14 @@ impl VolumeState {
         let outcome = match commit {
             Commit::Committed => {
                 table.stored = proposed.generation;
-                self.put_into_effect(table, proposed.reservations, &proposed.notices, proposed.aborts);
+                let now = proposed.reservations.clone();
+                self.put_into_effect(table, now, &proposed.notices, proposed.aborts);
                 ProposalOutcome::InEffect
             }
             Commit::Stale(stored) => self.reload(table, &stored),
             Commit::Failed => ProposalOutcome::NotStored,
         };
-        // Nothing else sets it.
-        let _ = proposed.outcome.set(outcome);
+        proposed.end(outcome);
     }
 
     /// Continues with what another process has stored, and notifies those whose registrations it
@@ -138,14 +160,19 @@ impl VolumeState {
     #[cold]
     fn reload(&self, table: &mut Table, stored: &StoredState) -> ProposalOutcome {
         let Ok(now) = from_image(&stored.image) else { return ProposalOutcome::NotStored };
+        self.replace(table, now, stored.generation);
+        ProposalOutcome::Stale
+    }
+
+    /// Replaces the reservations by those of another process, of this generation.
+    pub(super) fn replace(&self, table: &mut Table, now: Reservations, stored: StateGeneration) {
         let before = &table.reservations;
         let gone = before.registrations.iter().filter(|registration| now.key_of(&registration.who).is_none());
         let notices: Notices =
             gone.map(|registration| (registration.who.clone(), Notice::RegistrationsPreempted)).collect();
         let generation = before.generation.wrapping_add(1);
-        table.stored = stored.generation;
+        table.stored = stored;
         self.put_into_effect(table, Reservations { generation, ..now }, &notices, false);
-        ProposalOutcome::Stale
     }
 
     fn put_into_effect(&self, table: &mut Table, now: Reservations, notices: &Notices, aborts: bool) {
@@ -157,7 +184,7 @@ impl VolumeState {
     /// waits for the storage: without it, the next start adopts the record again.
     pub(crate) fn adopt_record(&self, who: &Registrant) {
         let table = &mut *self.lock();
-        if !table.reservations.adopt_record_without_nqn(who) {
+        if table.serving != ServingState::Active || !table.reservations.adopt_record_without_nqn(who) {
             return;
         }
         if let Some(proposed) = &mut table.proposed {

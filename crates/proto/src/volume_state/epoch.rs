@@ -24,6 +24,11 @@ impl Epoch {
     pub(crate) fn current() -> Epoch {
         Epoch(EPOCHS.load(Ordering::SeqCst))
     }
+
+    /// The number of a new epoch, to which sessions belong that begin from now on.
+    pub(super) fn next() -> u32 {
+        EPOCHS.fetch_add(1, Ordering::SeqCst).saturating_add(1)
+    }
 }
 
 /// A fence of a volume: until the next epoch begins, all I/O is refused.
@@ -38,8 +43,7 @@ impl Fence {
     /// If the volume was fenced again, that fence begins the epoch.
     #[must_use]
     pub fn begin_epoch(&self) -> bool {
-        let next = || EPOCHS.fetch_add(1, Ordering::SeqCst).saturating_add(1);
-        self.volume_state.in_flight.begin_epoch(self.fenced_at, next)
+        self.volume_state.in_flight.begin_epoch(self.fenced_at, Epoch::next)
     }
 }
 

@@ -19,7 +19,8 @@
 //!
 //! # Epochs
 //! A user belongs to the epoch in which it began, and a fence ends the epochs of all users. The
-//! next epoch begins when the I/O of the earlier ones is complete (`epoch.rs`). The epoch shares a
+//! next epoch begins when the I/O of the earlier ones is complete (`epoch.rs`). A pause fences all
+//! users, too, and the epoch continues afterwards. The epoch shares a
 //! word with the number of locks: without locks, an I/O of the current epoch passes both by one
 //! comparison.
 //!
@@ -61,6 +62,8 @@ pub(super) struct InFlight {
 struct Exclusion {
     /// The epoch, or [`NO_EPOCH`] from a fence until the next one begins.
     epoch: u32,
+    /// The number of the next epoch; `None` if it is found when that begins.
+    next_epoch: Option<u32>,
     /// The time of the last fence.
     fenced_at: u64,
     locked: Vec<ByteRange>,
@@ -234,15 +237,36 @@ impl InFlight {
 
     /// Ends the epochs of all users. Returns the time of the fence, for [`InFlight::begin_epoch`].
     pub(super) fn fence(&self) -> u64 {
+        self.fence_until(|_| None)
+    }
+
+    /// Fences all users until [`InFlight::begin_epoch`], which continues the present epoch: users
+    /// of it are admitted again.
+    pub(super) fn pause_epoch(&self) -> u64 {
+        self.fence_until(|exclusion| match exclusion.epoch {
+            NO_EPOCH => exclusion.next_epoch,
+            present => Some(present),
+        })
+    }
+
+    /// Fences all users until the epoch with this number begins, to which those belong that begin
+    /// from now on.
+    pub(super) fn fence_until_epoch(&self, next: u32) -> u64 {
+        self.fence_until(|_| Some(next))
+    }
+
+    fn fence_until(&self, next: impl FnOnce(&Exclusion) -> Option<u32>) -> u64 {
         let mut exclusion = self.exclusion();
+        exclusion.next_epoch = next(&exclusion);
         exclusion.epoch = NO_EPOCH;
         self.publish(&exclusion);
         exclusion.fenced_at = exclusion.tick();
         exclusion.fenced_at
     }
 
-    /// Begins an epoch with the next number after a fence, once all I/O that was admitted before it
-    /// is complete; call it until it returns true. A later fence begins the epoch instead.
+    /// Begins an epoch after a fence, with the number that the fence has chosen or the next one,
+    /// once all I/O that was admitted before it is complete; call it until it returns true. A later
+    /// fence begins the epoch instead.
     pub(super) fn begin_epoch(&self, fenced_at: u64, next: impl FnOnce() -> u32) -> bool {
         let mut exclusion = self.exclusion();
         if exclusion.epoch != NO_EPOCH || exclusion.fenced_at != fenced_at {
@@ -250,10 +274,23 @@ impl InFlight {
         }
         let is_drained = self.has_emptied(&mut exclusion, fenced_at);
         if is_drained {
-            exclusion.epoch = next();
+            exclusion.epoch = exclusion.next_epoch.take().unwrap_or_else(next);
             self.publish(&exclusion);
         }
         is_drained
+    }
+
+    /// Continues the epoch that was paused then, although I/O may be in flight: nothing has changed
+    /// meanwhile. A later fence stays.
+    pub(super) fn continue_epoch(&self, paused_at: u64) {
+        let mut exclusion = self.exclusion();
+        if exclusion.epoch == NO_EPOCH
+            && exclusion.fenced_at == paused_at
+            && let Some(paused) = exclusion.next_epoch.take()
+        {
+            exclusion.epoch = paused;
+            self.publish(&exclusion);
+        }
     }
 
     /// Whether users of this epoch are fenced.
@@ -511,8 +548,9 @@ impl Exclusion {
 #[cfg(test)]
 impl Hash for Exclusion {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Exclusion { epoch, fenced_at, locked, waiting, last_ticket, watched, clock, emptied } = self;
-        (epoch, fenced_at, locked, last_ticket, watched.len(), clock, emptied).hash(state);
+        let Exclusion { epoch, next_epoch, fenced_at, locked, waiting, last_ticket, watched, clock, emptied } =
+            self;
+        (epoch, next_epoch, fenced_at, locked, last_ticket, watched.len(), clock, emptied).hash(state);
         for Waiting { ticket, needed, wake: _, is_tried, overtaken } in waiting {
             (ticket, needed.range, needed.locks, is_tried, overtaken).hash(state);
         }

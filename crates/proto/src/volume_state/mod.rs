@@ -23,6 +23,7 @@ mod latency;
 mod orphans;
 mod ranges;
 mod reservations;
+mod serving;
 mod shared_state;
 mod size_watch;
 mod traffic;
@@ -43,6 +44,7 @@ pub use image::ReservationImageError;
 pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
+pub use serving::{NotPromoted, NotStored, Ownership, Promotion, ServingState, StepDown, TransitionRefused};
 pub use shared_state::{Commit, SharedState, StateGeneration, StoredState};
 pub use size_watch::SizeWatch;
 pub(crate) use traffic::UserMeter;
@@ -60,6 +62,8 @@ pub(crate) use reservations::{
     BlockAccess, MAX_REGISTRATIONS, Move, Notice, Notices, Preempt, Register, Registrant, ReservationRefused,
     Reservations,
 };
+#[cfg(test)]
+pub(crate) use serving::testing::Cluster as TestCluster;
 
 #[cfg(test)]
 pub(crate) use reservations::Registration;
@@ -75,7 +79,7 @@ use std::any::Any;
 use std::cell::OnceCell;
 use std::fmt;
 use std::num::NonZeroU64;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use traffic::{Meters, ThrottledUser};
 
@@ -89,6 +93,10 @@ pub struct VolumeState {
     in_flight: InFlight,
     /// Stores the reservations that persist.
     shared_state: Option<Arc<dyn SharedState>>,
+    ownership: Option<Arc<dyn Ownership>>,
+    /// Copy of [`Table::serving`].
+    serving: AtomicU8,
+    serving_changes: AtomicU64,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
     /// Locked during a change of the size.
     size: Mutex<NotifiedSize>,
@@ -148,6 +156,14 @@ pub(crate) struct Table {
     pub(crate) is_closed: bool,
     /// Whether the volume was removed.
     pub(crate) is_retired: bool,
+    /// Whether this process serves the I/O.
+    pub(crate) serving: ServingState,
+    /// The time of the fence that [`Table::serving`] began with.
+    fenced_at: u64,
+    /// Sessions that have begun are fenced for good, because the volume was lost.
+    has_ended_sessions: bool,
+    /// A [`Promotion`] is under way.
+    is_promoted: bool,
     /// The generation of the stored reservations.
     stored: StateGeneration,
     /// The change that is being stored.
@@ -203,6 +219,8 @@ pub(crate) enum Change<'a> {
     Reservations { notices: &'a Notices, aborts: bool },
     /// The size of the volume.
     Size,
+    /// Whether this process serves the I/O.
+    Serving(ServingState),
 }
 
 impl Table {
@@ -216,7 +234,7 @@ impl VolumeState {
     /// State of a volume without reservations.
     #[must_use]
     pub fn new(volume: Arc<dyn Volume>) -> Arc<VolumeState> {
-        VolumeState::build(volume, None, None, Table::default())
+        VolumeState::build(volume, None, None, None, Table::default())
     }
 
     /// State of a volume with `identity`; `kept` is the store of its persistent reservations, and
@@ -233,7 +251,28 @@ impl VolumeState {
             Some((shared_state, stored)) => (Some(shared_state), Table::of_stored(stored)?),
             None => (None, Table::default()),
         };
-        Ok(VolumeState::build(volume, Some(identity), shared_state, table))
+        Ok(VolumeState::build(volume, Some(identity), shared_state, None, table))
+    }
+
+    /// State of a volume that one process serves at a time, this one now with the reservations that
+    /// are `stored`. With `None` it is standby.
+    ///
+    /// # Errors
+    /// If the image is damaged, or of a later version.
+    pub fn owned(
+        volume: Arc<dyn Volume>,
+        identity: VolumeIdentity,
+        ownership: Arc<dyn Ownership>,
+        shared_state: Arc<dyn SharedState>,
+        stored: Option<&StoredState>,
+    ) -> Result<Arc<VolumeState>, ReservationImageError> {
+        let table = stored.map(Table::of_stored).transpose()?.unwrap_or_default();
+        let kept = Some(shared_state);
+        let volume_state = VolumeState::build(volume, Some(identity), kept, Some(ownership), table);
+        if stored.is_none() {
+            volume_state.begin_standby();
+        }
+        Ok(volume_state)
     }
 
     /// Checks that stored reservations can be loaded.
@@ -253,13 +292,15 @@ impl VolumeState {
         shared_state: Arc<dyn SharedState>,
         stored: &StoredState,
     ) -> Result<Arc<VolumeState>, ReservationImageError> {
-        Ok(VolumeState::build(volume, None, Some(shared_state), Table::of_stored(stored)?))
+        let table = Table::of_stored(stored)?;
+        Ok(VolumeState::build(volume, None, Some(shared_state), None, table))
     }
 
     fn build(
         volume: Arc<dyn Volume>,
         identity: Option<VolumeIdentity>,
         shared_state: Option<Arc<dyn SharedState>>,
+        ownership: Option<Arc<dyn Ownership>>,
         table: Table,
     ) -> Arc<VolumeState> {
         let size = volume.info().size;
@@ -270,6 +311,9 @@ impl VolumeState {
             table: Mutex::new(table),
             in_flight: InFlight::default(),
             shared_state,
+            ownership,
+            serving: AtomicU8::new(ServingState::Active as u8),
+            serving_changes: AtomicU64::new(0),
             watchers: Mutex::default(),
             size: Mutex::new(NotifiedSize { bytes: size, changes: 0 }),
             meters: Meters::default(),
@@ -366,6 +410,12 @@ impl VolumeState {
     #[must_use]
     pub fn traffic(&self) -> VolumeTraffic {
         self.meters.sum()
+    }
+
+    /// Whether these are counters of a present user of the volume.
+    #[must_use]
+    pub fn is_used_by(&self, reader: &MeterReader) -> bool {
+        self.meters.has(reader)
     }
 
     /// The counters of the volume by listener.

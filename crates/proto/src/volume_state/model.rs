@@ -144,6 +144,15 @@ impl Shared {
         }
     }
 
+    /// Fences the writer for a while, and continues its epoch if its I/O is complete.
+    fn pause_epoch(&self) {
+        let paused_at = call(|| self.in_flight.pause_epoch());
+        if call(|| self.in_flight.is_over_since(paused_at)) {
+            assert!(!self.is_writing(), "its I/O is complete");
+            assert!(call(|| self.in_flight.begin_epoch(paused_at, || 1)));
+        }
+    }
+
     fn preempt(&self) {
         self.generation.store(1, Ordering::SeqCst);
         let since = call(|| self.in_flight.now());
@@ -184,6 +193,16 @@ fn a_write_sees_the_reservation_or_is_waited_for() {
 #[test]
 fn a_write_is_fenced_or_complete_when_the_next_epoch_begins() {
     beside_a_write(Shared::fence);
+}
+
+#[test]
+fn a_write_is_fenced_or_complete_while_its_epoch_is_paused() {
+    in_every_interleaving(Shared::new, [Shared::write, Shared::pause_epoch], |shared| {
+        // Its user is admitted again once the epoch continues, which a test of the end shows.
+        let paused_at = shared.in_flight.pause_epoch();
+        assert!(shared.in_flight.begin_epoch(paused_at, || 1), "the write is complete");
+        assert!(shared.begin(&shared.counters[0], false).is_ok());
+    });
 }
 
 #[test]

@@ -54,6 +54,8 @@ open_enum! {
 
 /// U_SUP, S_SUP, AN_SUP and AO_SUP.
 pub const SUPPORTED_STATES: u8 = 0x0f;
+/// T_SUP: a port group may be in transition.
+pub const T_SUP: u8 = 0x80;
 /// STATUS CODE: no status.
 pub const STATUS_NONE: u8 = 0;
 /// STATUS CODE: set by SET TARGET PORT GROUPS.

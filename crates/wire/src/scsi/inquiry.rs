@@ -53,6 +53,8 @@ pub const VERSION_SPC_4: u8 = 0x06;
 pub const HISUP: u8 = 1 << 4;
 /// The only defined RESPONSE DATA FORMAT.
 pub const RESPONSE_DATA_FORMAT: u8 = 2;
+/// TPGS 01b: implicit asymmetric access.
+pub const TPGS_IMPLICIT: u8 = 0b01 << 4;
 /// TPGS 11b: implicit and explicit asymmetric access.
 pub const TPGS_IMPLICIT_AND_EXPLICIT: u8 = 0b11 << 4;
 /// 3PC: third-party copies.

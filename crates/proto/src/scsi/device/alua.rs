@@ -7,6 +7,7 @@
 use super::task::{CommandContext, HandlerAction, TaskOutcome, answer};
 use super::unit::{LogicalUnit, NexusKey, UnitState};
 use crate::scsi::sense::Sense;
+use crate::volume_state::ServingState;
 use blockmux_wire::scsi::alua::*;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::collections::BTreeMap;
@@ -29,6 +30,18 @@ impl Default for GroupState {
     }
 }
 
+impl GroupState {
+    /// The state while this process serves the volume, or another one does.
+    pub(super) fn while_serving(self, serving: ServingState) -> GroupState {
+        let access = match (serving, self.access) {
+            (ServingState::Active, _) | (_, AccessState::UNAVAILABLE) => return self,
+            (ServingState::Transitioning, _) => AccessState::TRANSITIONING,
+            (ServingState::Standby, _) => AccessState::STANDBY,
+        };
+        GroupState { access, status: STATUS_IMPLICIT }
+    }
+}
+
 impl LogicalUnit {
     /// Sets the ALUA state of a group and notifies initiators.
     pub fn set_access_state(&self, group: u16, access: AccessState) {
@@ -48,7 +61,8 @@ pub(super) fn not_ready(access: AccessState) -> Option<Sense> {
 }
 
 pub(super) fn report(cx: &mut CommandContext<'_>) -> TaskOutcome {
-    let states = cx.unit.unit.read_state(|state| state.access_states.clone());
+    let unit = &cx.unit.unit;
+    let supported = if unit.is_owned() { SUPPORTED_STATES | T_SUP } else { SUPPORTED_STATES };
     let mut groups: BTreeMap<u16, Vec<u16>> = BTreeMap::new();
     for port in cx.target.ports() {
         groups.entry(port.group).or_default().push(port.relative_id);
@@ -60,10 +74,10 @@ pub(super) fn report(cx: &mut CommandContext<'_>) -> TaskOutcome {
         _ => return Err(Sense::cdb_bit(1, 7).into()),
     };
     for (&group, ports) in &groups {
-        let state = states.get(&group).copied().unwrap_or_default();
+        let state = unit.read_state(|state| state.group_state(group));
         let descriptor = PortGroupDescriptor {
             pref_and_access_state: state.access.0,
-            supported_states: SUPPORTED_STATES,
+            supported_states: supported,
             target_port_group: U16::new(group),
             reserved: 0,
             status_code: state.status,
@@ -82,6 +96,10 @@ pub(super) fn report(cx: &mut CommandContext<'_>) -> TaskOutcome {
 }
 
 pub(super) fn set_groups(cx: &mut CommandContext<'_>) -> TaskOutcome {
+    if cx.unit.unit.is_owned() {
+        // The process that serves the volume is not chosen by initiators.
+        return Err(Sense::cdb_bit(1, 4).into());
+    }
     let len = cx.command.cdb.u32(6) as usize;
     if len > MAX_LIST {
         return Err(Sense::in_cdb(6).into());
@@ -129,7 +147,10 @@ const MAX_LIST: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scsi::device::ScsiStatus;
     use crate::scsi::device::testing::DeviceBench;
+    use crate::scsi::device::unit::UnitIdentity;
+    use crate::volume_state::TestCluster;
 
     const REPORT: [u8; 12] = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
     const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
@@ -194,6 +215,49 @@ mod tests {
         }
         client.run_with(&set_cdb(8), &[0, 0, 0, 0, 0, 0, 0, 1]).good();
         client.run(&READ).good();
+    }
+
+    #[test]
+    fn a_unit_that_another_process_serves_is_standby_and_has_no_reservations() {
+        let cluster = TestCluster::default();
+        let process = cluster.process();
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
+        let bench = DeviceBench::around(unit, process.volume().clone());
+        let mut client = bench.client("a");
+        let mut other = bench.client("b");
+        let register = [0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0];
+        let keys = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+        let mut parameters = [0; 24];
+        parameters[15] = 7;
+        assert_eq!(client.run(&READ).check(), (2, 0x040b));
+        for cdb in [&keys[..], &[0x16, 0, 0, 0, 0, 0], &[0x17, 0, 0, 0, 0, 0]] {
+            assert_eq!(client.run(cdb).check(), (2, 0x040b), "{cdb:x?}");
+        }
+        assert_eq!(client.run_with(&register, &parameters).check(), (2, 0x040b));
+        client.run(&[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0]).good();
+        let inquiry = client.run(&[0x12, 0, 0, 0, 36, 0]).good();
+        assert_eq!(inquiry[5] >> 4, 1, "initiators change no state");
+        assert_eq!(client.run_with(&set_cdb(8), &[0, 0, 0, 0, 0, 0, 0, 1]).check(), (5, 0x2400));
+        assert_eq!(client.run(&REPORT).good()[4..10], [2, 0x8f, 0, 1, 0, 2]);
+        cluster.promote(&process);
+        assert_eq!(client.run(&READ).check(), (6, 0x2a06));
+        client.run(&READ).good();
+        client.run_with(&register, &parameters).good();
+        let exclusive = [0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0];
+        parameters = [0; 24];
+        parameters[7] = 7;
+        client.run_with(&exclusive, &parameters).good();
+        assert_eq!(other.run(&READ).check(), (6, 0x2a06));
+        assert_eq!(other.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
+        let mut leaving = process.step_down().unwrap();
+        assert_eq!(client.run(&READ).check(), (6, 0x2a06));
+        assert_eq!(client.run(&READ).check(), (2, 0x040a));
+        assert_eq!(client.run(&REPORT).good()[4], 15);
+        assert!(leaving.is_drained() && leaving.store() == Ok(true) && leaving.finish());
+        assert_eq!(client.run(&READ).check(), (6, 0x2a06));
+        assert_eq!(client.run(&READ).check(), (2, 0x040b));
+        assert_eq!(other.run(&READ).check(), (6, 0x2a06));
+        assert_eq!(other.run(&READ).check(), (2, 0x040b), "another path may have no conflict");
     }
 
     #[test]

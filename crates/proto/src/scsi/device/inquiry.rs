@@ -21,6 +21,10 @@ pub(super) fn inquiry(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let identity = &cx.unit.unit.identity;
     let removable = cx.unit.unit.read_state(|state| state.removable);
     let mut data = standard(DEVICE_TYPE_BLOCK);
+    if cx.unit.unit.is_owned() {
+        // Initiators do not choose the process that serves the volume.
+        data.flags_5 = TPGS_IMPLICIT | THREE_PC;
+    }
     data.removable = if removable { RMB } else { 0 };
     data.t10_vendor_identification = identity.vendor;
     data.product_identification = identity.product;

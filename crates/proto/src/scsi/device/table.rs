@@ -61,6 +61,8 @@ impl CommandRules {
     const DESPITE_UNAVAILABLE: CommandRules = CommandRules(256);
     /// Permitted while the port is in standby: it needs the medium but accesses no block.
     const DESPITE_STANDBY: CommandRules = CommandRules(512);
+    /// About reservations, which the process has that serves the volume.
+    pub(super) const NEEDS_OWNER: CommandRules = CommandRules(1024);
 
     #[inline]
     pub(super) const fn contains(self, other: CommandRules) -> bool {
@@ -105,6 +107,9 @@ impl CommandEntry {
     /// Whether the command is permitted on a unit that is not ready: its port is not active, or it
     /// has no medium.
     pub(super) fn is_permitted_not_ready(&self, view: &NexusView) -> bool {
+        if !view.is_served && self.rules.contains(CommandRules::NEEDS_OWNER) {
+            return false;
+        }
         let needs_medium = self.rules.contains(CommandRules::NEEDS_MEDIUM);
         match view.port {
             AccessState::ACTIVE_OPTIMIZED | AccessState::ACTIVE_NON_OPTIMIZED => !needs_medium,
@@ -203,14 +208,15 @@ const fn reads(entry: CommandEntry) -> CommandEntry {
 
 /// A service action of PERSISTENT RESERVE IN.
 const fn reserve_in(service_action: u16) -> CommandEntry {
-    let rules = CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_SANITIZE);
+    let rules =
+        CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_SANITIZE).and(CommandRules::NEEDS_OWNER);
     let usage = [0x1f, 0, 0, 0, 0, 0, 0xff, 0xff, 7];
     action(ScsiOpcode::PERSISTENT_RESERVE_IN, service_action, usage, rules, persistent_reserve::reserve_in)
 }
 
 /// A service action of PERSISTENT RESERVE OUT.
 const fn reserve_out(service_action: u16) -> CommandEntry {
-    let rules = CommandRules::DESPITE_PERSISTENT;
+    let rules = CommandRules::DESPITE_PERSISTENT.and(CommandRules::NEEDS_OWNER);
     let usage = [0x1f, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 7];
     action(ScsiOpcode::PERSISTENT_RESERVE_OUT, service_action, usage, rules, persistent_reserve::reserve_out)
 }
@@ -235,7 +241,9 @@ const fn erase(service_action: u16, begin: CommandHandler) -> CommandEntry {
 
 /// RESERVE and RELEASE of SPC-2.
 const fn legacy<const N: usize>(opcode: ScsiOpcode, usage: [u8; N], begin: CommandHandler) -> CommandEntry {
-    entry(opcode, usage, CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_RESERVE), begin)
+    let rules =
+        CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_RESERVE).and(CommandRules::NEEDS_OWNER);
+    entry(opcode, usage, rules, begin)
 }
 
 /// Ordered by operation code, then by service action.

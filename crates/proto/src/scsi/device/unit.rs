@@ -8,7 +8,7 @@
 //! [`DeviceServer`]: super::DeviceServer
 
 use super::AccessState;
-use super::alua::{self, AccessStates};
+use super::alua::{self, AccessStates, GroupState};
 use super::missed::{MissedAttentions, is_reset};
 use super::nexus::{ItNexus, TargetPort};
 use super::sanitize::{EraseRecord, Sanitize};
@@ -17,7 +17,9 @@ use super::view::NexusView;
 use crate::names::unit_identity::{DEFAULT_PRODUCT, DEFAULT_VENDOR, GivenUnitIdentity, UnitDesignator};
 use crate::names::volume_uuid::VolumeUuid;
 use crate::scsi::sense::Sense;
-use crate::volume_state::{BlockAccess, Change, Holder, Notice, Registrant, VolumeState, Watcher};
+use crate::volume_state::{
+    BlockAccess, Change, Holder, Notice, Registrant, ServingState, VolumeState, Watcher,
+};
 use blockmux_volume::{Volume, VolumeInfo};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use smallvec::SmallVec;
@@ -99,8 +101,10 @@ pub(super) struct UnitState {
     pub(super) descriptor_sense: bool,
     /// SWP of the Control mode page.
     pub(super) write_protected: bool,
-    /// ALUA states of target port groups.
+    /// ALUA states of target port groups, while this process serves the volume.
     pub(super) access_states: AccessStates,
+    /// Whether this process serves the volume.
+    serving: ServingState,
     /// The current or failed sanitize operation.
     pub(super) sanitize: Option<Sanitize>,
     /// The last successful block erase.
@@ -154,6 +158,8 @@ impl LogicalUnit {
         });
         let watcher: Weak<LogicalUnit> = Arc::downgrade(&unit);
         volume_state.watch(watcher);
+        // The table is locked, as during a change.
+        volume_state.with_table(|table| unit.change(|state| state.serving = table.serving));
         unit
     }
 
@@ -177,6 +183,11 @@ impl LogicalUnit {
     #[inline]
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
+    }
+
+    /// Whether several processes export the volume, and one serves it.
+    pub(super) fn is_owned(&self) -> bool {
+        self.volume_state.ownership().is_some()
     }
 
     pub(super) fn info(&self) -> VolumeInfo {
@@ -300,6 +311,10 @@ impl LogicalUnit {
         info.read_only |= is_read_only;
         let registrant = nexus.registrant();
         let (access, is_reserved_by_other, closed) = self.volume_state.with_table(|table| {
+            if table.serving == ServingState::Standby && !table.is_retired {
+                // The reservations are those of the process that serves the volume.
+                return (BlockAccess::ALL, false, None);
+            }
             let is_reserved_by_other = table.reserved_by.is_some_and(|holder| holder != key);
             let access = table.reservations.access(Some(&registrant));
             // A sanitize operation through another unit, or a volume that is no longer served.
@@ -335,6 +350,7 @@ impl LogicalUnit {
                 None => closed,
             },
             not_ready: state.not_ready(port),
+            is_served: state.serving == ServingState::Active,
             port,
             info,
         };
@@ -364,6 +380,11 @@ impl Watcher for LogicalUnit {
             }
             Change::Size => {
                 state.record_size(self.volume_state.volume().info().size, None);
+            }
+            Change::Serving(serving) => {
+                if std::mem::replace(&mut state.serving, *serving) != *serving {
+                    state.establish_attention_for_all(None, Asc::ASYMMETRIC_ACCESS_STATE_CHANGED);
+                }
             }
         });
     }
@@ -399,7 +420,12 @@ impl UnitState {
 
     /// ALUA state of a target port group.
     fn port(&self, group: u16) -> AccessState {
-        self.access_states.get(&group).copied().unwrap_or_default().access
+        self.group_state(group).access
+    }
+
+    /// State of a target port group.
+    pub(super) fn group_state(&self, group: u16) -> GroupState {
+        self.access_states.get(&group).copied().unwrap_or_default().while_serving(self.serving)
     }
 
     fn not_ready(&self, port: AccessState) -> Option<Sense> {

@@ -33,6 +33,8 @@ pub(super) struct NexusView {
     pub(super) sanitizing: Option<Sense>,
     /// Sense data of commands that access the medium: ALUA state, or no medium.
     pub(super) not_ready: Option<Sense>,
+    /// This process serves the volume.
+    pub(super) is_served: bool,
     /// ALUA state of the nexus's target port group.
     pub(super) port: AccessState,
 }

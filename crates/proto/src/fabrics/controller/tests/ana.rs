@@ -1,8 +1,10 @@
 //! ANA: groups of namespaces with different states at two ports.
 
 use super::*;
+use crate::exports::Export;
 use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::ana::AnaGroup;
+use crate::volume_state::TestCluster;
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, FeatureId};
 use blockmux_wire::nvme::identify::{CMIC_ANA, IdentifyController, IdentifyNamespace};
 use blockmux_wire::nvme::log::AnaState;
@@ -116,6 +118,53 @@ fn a_change_is_reported_to_the_hosts_of_the_port() {
     subsystem.set_ana_state(5, 2, AnaState::CHANGE);
     let status = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status.status();
     assert_eq!(status, NvmeStatus::ASYMMETRIC_ACCESS_TRANSITION);
+}
+
+#[test]
+fn a_namespace_that_another_process_serves_is_inaccessible() {
+    let cluster = TestCluster::default();
+    let process = cluster.process();
+    let volume = process.volume().clone();
+    let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
+    let exports = Exports::with_states(vec![(export, process.clone())]);
+    let uuid = VolumeUuid::of_texts(&["image"]);
+    let namespace = Namespace::new(3, VolumeId(0), process.clone(), false, uuid);
+    let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", vec![namespace], Vec::new());
+    let subsystem = Arc::new(subsystem.with_ana(Vec::new(), &[1]));
+    let ports = [FabricsPort::new(1, "0.0.0.0:4420".parse().unwrap())];
+    let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine")), exports);
+    let (mut io, mut queue) = at_port(&node, 1);
+    let page = queue.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
+    let page = IdentifyController::read_from_bytes(&page).unwrap();
+    assert!(page.cmic & CMIC_ANA != 0 && page.oaes.get() & AEC_ANA_CHANGE != 0);
+    assert_eq!((page.nanagrpid.get(), page.anagrpmax.get()), (1024, 1024));
+    let page = queue.run(admin(AdminOpcode::IDENTIFY, 3, 0, 0, 4096), &[]).0;
+    assert_eq!(IdentifyNamespace::read_from_bytes(&page).unwrap().anagrpid.get(), 3);
+    let fid = FeatureId::ASYNCHRONOUS_EVENT_CONFIGURATION.0.into();
+    queue.run(admin(AdminOpcode::SET_FEATURES, 0, fid, AEC_ANA_CHANGE, 0), &[]);
+    let mut expect = |queue: &mut FabricsTestHost, state: AnaState, count: u8| {
+        let page = log(queue, 0);
+        assert_eq!((page[8], page[16], page[20], page[32], page[48]), (1, 3, 1, state.0, 3));
+        assert_eq!((page[0], page[24]), (count, count), "the changes");
+        let status = io.run(nvm(NvmOpcode::READ, 3, 0, 1), &[]).1.status;
+        match state {
+            AnaState::OPTIMIZED => assert!(status.is_success()),
+            _ => assert_eq!(status.status(), NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE),
+        }
+        assert!(!status.do_not_retry());
+    };
+    let event = |queue: &mut FabricsTestHost, change: &dyn Fn()| {
+        let mut event = admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0, 0, 0, 0);
+        queue.send(&mut event, &[]);
+        change();
+        queue.pump.turn();
+        assert_eq!(queue.end_of(event).1.result.get(), 0x0c_0302);
+    };
+    expect(&mut queue, AnaState::INACCESSIBLE, 1);
+    event(&mut queue, &|| cluster.promote(&process));
+    expect(&mut queue, AnaState::OPTIMIZED, 2);
+    event(&mut queue, &|| assert!(process.lose()));
+    expect(&mut queue, AnaState::INACCESSIBLE, 3);
 }
 
 #[test]

@@ -293,6 +293,7 @@ impl MultiStepCommand for ReserveOutCommand {
         let is_made = changed.map_err(|error| match error {
             NotChanged::Refused(failure) => failure,
             NotChanged::NotStored => Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into(),
+            NotChanged::Standby => Sense::new(SenseKey::NOT_READY, Asc::TARGET_PORT_IN_STANDBY_STATE).into(),
         })?;
         if !is_made {
             return Ok(HandlerAction::Wait);

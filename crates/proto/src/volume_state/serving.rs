@@ -1,0 +1,565 @@
+//! Serving in turns: several processes export a volume, and the one that owns it is *active* and
+//! serves its I/O. The others are *standby*: sessions log in and find the volume, and what needs
+//! its data or its reservations is refused, so that initiators use another path (decision 122).
+//!
+//! ```text
+//!   standby ── Promotion: drained, owned, reservations loaded ──▶ active
+//!   active ── StepDown: transitioning, drained, stored ──▶ standby
+//!   active ── lose ──▶ standby, and the sessions that have begun are fenced for good
+//! ```
+//! Sessions go on: the epoch that a step down pauses continues with the next promotion. All I/O
+//! that was admitted or throttled before is complete then.
+
+use super::change::{NotChanged, ProposalOutcome, ReservationChange};
+use super::epoch::Epoch;
+use super::{Change, Notices, ReservationImageError, Settling, StoredState, VolumeState, from_image};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Whether this process serves the I/O of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ServingState {
+    /// It does.
+    #[default]
+    Active,
+    /// It does not any longer, but I/O may be in flight.
+    Transitioning,
+    /// Another process may.
+    Standby,
+}
+
+impl ServingState {
+    /// The state's name in SCSI's words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            ServingState::Active => "active",
+            ServingState::Transitioning => "transitioning",
+            ServingState::Standby => "standby",
+        }
+    }
+
+    fn of_number(number: u8) -> ServingState {
+        match number {
+            0 => ServingState::Active,
+            1 => ServingState::Transitioning,
+            _ => ServingState::Standby,
+        }
+    }
+}
+
+/// The right to serve a volume, which one process has at a time. The calls may block for ever.
+pub trait Ownership: Send + Sync {
+    /// Acquires it; with `take`, from the process that has it, whose later I/O fails. Then the
+    /// volume and its [`SharedState`](super::SharedState) can be used. Returns what was stored when
+    /// no other process could store any longer.
+    ///
+    /// # Errors
+    /// If another process has it, or the storage refuses it; the text says what to do.
+    fn acquire(&self, take: bool) -> Result<StoredState, String>;
+
+    /// Whether this process has it, as the storage says now.
+    ///
+    /// # Errors
+    /// If the storage does not say it.
+    fn is_held(&self) -> Result<bool, String>;
+
+    /// Gives it up. All completed writes are stable then.
+    ///
+    /// # Errors
+    /// If the storage refuses that. Whether this process still has it is unknown then.
+    fn release(&self) -> Result<(), String>;
+}
+
+/// A volume that is to become active.
+pub struct Promotion {
+    volume_state: Arc<VolumeState>,
+    fenced_at: u64,
+    settling: Settling,
+    ends_sessions: bool,
+}
+
+/// A volume that is to become standby. Dropping it makes the volume active again.
+pub struct StepDown {
+    volume_state: Arc<VolumeState>,
+    fenced_at: u64,
+    settling: Settling,
+    stored: Option<ReservationChange>,
+    is_finished: bool,
+}
+
+/// Why a change of the serving state does not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransitionRefused {
+    /// The volume has the state already.
+    #[error("it is so already")]
+    Already,
+    /// Another change is under way.
+    #[error("it is becoming active or standby at present")]
+    Busy,
+}
+
+/// Why a volume has not become active.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotPromoted {
+    /// The ownership was lost meanwhile.
+    #[error("another process has taken the volume meanwhile")]
+    Lost,
+    /// I/O that was admitted before is in flight.
+    #[error("earlier I/O is still in flight")]
+    InFlight,
+    /// The stored reservations cannot be loaded.
+    #[error("the stored state {0}")]
+    Image(ReservationImageError),
+}
+
+impl VolumeState {
+    /// The right to serve the volume; `None` if this process has it for as long as it runs.
+    #[must_use]
+    pub fn ownership(&self) -> Option<&Arc<dyn Ownership>> {
+        self.ownership.as_ref()
+    }
+
+    /// Whether this process serves the volume's I/O now.
+    #[must_use]
+    pub fn serving(&self) -> ServingState {
+        ServingState::of_number(self.serving.load(Ordering::Acquire))
+    }
+
+    /// Number of changes of [`VolumeState::serving`].
+    pub(crate) fn serving_changes(&self) -> u64 {
+        self.serving_changes.load(Ordering::Acquire)
+    }
+
+    /// Begins to make a standby volume active.
+    ///
+    /// # Errors
+    /// If it is not standby, or becomes active already.
+    pub fn promote(self: &Arc<VolumeState>) -> Result<Promotion, TransitionRefused> {
+        let mut table = self.lock();
+        match table.serving {
+            ServingState::Active => return Err(TransitionRefused::Already),
+            ServingState::Standby if !table.is_promoted => {}
+            _ => return Err(TransitionRefused::Busy),
+        }
+        table.is_promoted = true;
+        let (fenced_at, ends_sessions) = (table.fenced_at, table.has_ended_sessions);
+        drop(table);
+        let (volume_state, settling) = (self.clone(), self.settling());
+        Ok(Promotion { volume_state, fenced_at, settling, ends_sessions })
+    }
+
+    /// Begins to make an active volume standby: refuses further I/O, and notifies initiators.
+    ///
+    /// # Errors
+    /// If it is not active, or may become active just now.
+    pub fn step_down(self: &Arc<VolumeState>) -> Result<StepDown, TransitionRefused> {
+        let mut table = self.lock();
+        match table.serving {
+            ServingState::Active => {}
+            ServingState::Standby if !table.is_promoted => return Err(TransitionRefused::Already),
+            _ => return Err(TransitionRefused::Busy),
+        }
+        let fenced_at = self.in_flight.pause_epoch();
+        self.set_serving(&mut table, ServingState::Transitioning, fenced_at);
+        drop(table);
+        let volume_state = self.clone();
+        let (settling, stored, is_finished) = (self.settling(), None, false);
+        Ok(StepDown { volume_state, fenced_at, settling, stored, is_finished })
+    }
+
+    /// Another process has taken the volume: it becomes standby at once. The sessions that have
+    /// begun are fenced for good, because their clients may have given up what they have sent, and
+    /// have sent it again to the other process. Returns whether that is a change. It does not
+    /// block.
+    pub fn lose(&self) -> bool {
+        let mut table = self.lock();
+        if table.serving == ServingState::Standby {
+            return false;
+        }
+        // Whether it was stored is unknown, and the other process decides from now on.
+        if let Some(proposed) = table.proposed.take() {
+            proposed.end(ProposalOutcome::NotStored);
+        }
+        let fenced_at = self.in_flight.fence_until_epoch(Epoch::next());
+        table.has_ended_sessions = true;
+        self.set_serving(&mut table, ServingState::Standby, fenced_at);
+        true
+    }
+
+    /// Makes the volume standby before it has users.
+    pub(super) fn begin_standby(&self) {
+        let mut table = self.lock();
+        let fenced_at = self.in_flight.pause_epoch();
+        self.set_serving(&mut table, ServingState::Standby, fenced_at);
+    }
+
+    fn set_serving(&self, table: &mut super::Table, now: ServingState, fenced_at: u64) {
+        (table.serving, table.fenced_at) = (now, fenced_at);
+        // An SPC-2 reservation is lost with the process that has it.
+        table.reserved_by = table.reserved_by.filter(|_| now != ServingState::Standby);
+        self.serving.store(now as u8, Ordering::Release);
+        self.serving_changes.fetch_add(1, Ordering::AcqRel);
+        self.notify(table, &Change::Serving(now));
+    }
+}
+
+impl Promotion {
+    /// Whether all I/O that was admitted or throttled before is complete; call it until it returns
+    /// true.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.settling.is_over()
+    }
+
+    /// Whether sessions that have begun stay fenced, because the volume was lost.
+    #[must_use]
+    pub fn ends_sessions(&self) -> bool {
+        self.ends_sessions
+    }
+
+    /// Makes the volume active, with what [`Ownership::acquire`] has returned: the initiators of
+    /// registrations that are gone are notified, and then all of the new state.
+    ///
+    /// # Errors
+    /// If the volume stays standby.
+    pub fn finish(self, stored: &StoredState) -> Result<(), NotPromoted> {
+        let volume_state = &self.volume_state;
+        let now = from_image(&stored.image).map_err(NotPromoted::Image)?;
+        let mut table = volume_state.lock();
+        if table.serving != ServingState::Standby || table.fenced_at != self.fenced_at {
+            return Err(NotPromoted::Lost);
+        }
+        volume_state.replace(&mut table, now, stored.generation);
+        if !volume_state.in_flight.begin_epoch(self.fenced_at, Epoch::next) {
+            return Err(NotPromoted::InFlight);
+        }
+        table.has_ended_sessions = false;
+        volume_state.set_serving(&mut table, ServingState::Active, self.fenced_at);
+        drop(table);
+        Ok(())
+    }
+}
+
+impl Drop for Promotion {
+    fn drop(&mut self) {
+        self.volume_state.lock().is_promoted = false;
+    }
+}
+
+impl StepDown {
+    /// Whether all I/O that was admitted or throttled before is complete; call it until it returns
+    /// true.
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        self.settling.is_over()
+    }
+
+    /// Stores all reservations, also those that would not survive a restart, for the process that
+    /// serves the volume next; call it until it returns true.
+    ///
+    /// # Errors
+    /// If they cannot be stored.
+    pub fn store(&mut self) -> Result<bool, NotStored> {
+        let volume_state = &self.volume_state;
+        let is_stored = |table: &super::Table| {
+            let own = &table.reservations;
+            table.proposed.is_none() && (own.persists || own.registrations.is_empty())
+        };
+        if self.stored.is_none() && volume_state.with_table(is_stored) {
+            return Ok(true);
+        }
+        let change = self.stored.get_or_insert_with(|| ReservationChange::last(volume_state));
+        let made = change.poll(|_, reservations| {
+            reservations.persists |= !reservations.registrations.is_empty();
+            Ok::<_, NotStored>(Notices::new())
+        });
+        made.map_err(|_: NotChanged<NotStored>| NotStored)
+    }
+
+    /// Makes the volume standby, and notifies initiators. Returns whether it has not become standby
+    /// by itself before, because it was lost.
+    #[must_use]
+    pub fn finish(mut self) -> bool {
+        self.is_finished = true;
+        let volume_state = &self.volume_state;
+        let mut table = volume_state.lock();
+        let is_own = table.serving == ServingState::Transitioning;
+        if is_own {
+            volume_state.set_serving(&mut table, ServingState::Standby, self.fenced_at);
+        }
+        is_own
+    }
+}
+
+impl Drop for StepDown {
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        let volume_state = &self.volume_state;
+        let mut table = volume_state.lock();
+        if table.serving == ServingState::Transitioning {
+            volume_state.in_flight.continue_epoch(self.fenced_at);
+            volume_state.set_serving(&mut table, ServingState::Active, self.fenced_at);
+        }
+    }
+}
+
+/// Reservations cannot be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the reservations cannot be stored")]
+pub struct NotStored;
+
+/// A volume that its tests own as a process does, with a store that commits at once.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::super::{Commit, SharedState, StateGeneration, VolumeIdentity};
+    use super::*;
+    use crate::names::volume_uuid::VolumeUuid;
+    use blockmux_volume::MemVolume;
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
+
+    /// What two processes share: the stored state, and whether it can be stored.
+    #[derive(Clone, Default)]
+    pub(crate) struct Cluster(Arc<ClusterState>);
+
+    #[derive(Default)]
+    struct ClusterState {
+        stored: Mutex<StoredState>,
+        fails: AtomicBool,
+        /// Proposals have no outcome.
+        hangs: AtomicBool,
+    }
+
+    impl Cluster {
+        /// The state of the volume in a process, standby at first.
+        pub(crate) fn process(&self) -> Arc<VolumeState> {
+            let identity = VolumeIdentity {
+                uuid: VolumeUuid::of_texts(&["image"]),
+                unit: Default::default(),
+                target_name: "disk".to_owned(),
+                disk_number: None,
+                claim: Box::new(()),
+            };
+            let volume = Arc::new(MemVolume::new(1 << 20));
+            let (ownership, store) = (Arc::new(self.clone()), Arc::new(self.clone()));
+            VolumeState::owned(volume, identity, ownership, store, None).unwrap()
+        }
+
+        pub(crate) fn stored(&self) -> StoredState {
+            self.0.stored.lock().unwrap().clone()
+        }
+
+        pub(crate) fn fail(&self, fails: bool) {
+            self.0.fails.store(fails, Ordering::Relaxed);
+        }
+
+        pub(crate) fn hang(&self, hangs: bool) {
+            self.0.hangs.store(hangs, Ordering::Relaxed);
+        }
+
+        /// Makes a process active.
+        pub(crate) fn promote(&self, process: &Arc<VolumeState>) {
+            let promotion = process.promote().unwrap();
+            assert!(promotion.is_drained());
+            promotion.finish(&self.stored()).unwrap();
+        }
+    }
+
+    impl Ownership for Cluster {
+        fn acquire(&self, _take: bool) -> Result<StoredState, String> {
+            Ok(self.stored())
+        }
+
+        fn is_held(&self) -> Result<bool, String> {
+            Ok(true)
+        }
+
+        fn release(&self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    impl SharedState for Cluster {
+        fn propose(&self, expected: StateGeneration, image: &[u8]) -> StateGeneration {
+            let mut stored = self.0.stored.lock().unwrap();
+            assert_eq!(stored.generation, expected, "one process stores at a time");
+            if self.0.fails.load(Ordering::Relaxed) || self.0.hangs.load(Ordering::Relaxed) {
+                return StateGeneration(u64::MAX);
+            }
+            let generation = StateGeneration(expected.0.saturating_add(1));
+            *stored = StoredState { generation, image: image.to_vec() };
+            generation
+        }
+
+        fn outcome(&self, proposal: StateGeneration) -> Option<Commit> {
+            if proposal == StateGeneration(u64::MAX) {
+                return (!self.0.hangs.load(Ordering::Relaxed)).then_some(Commit::Failed);
+            }
+            Some(Commit::Committed)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Cluster;
+    use super::*;
+    use crate::volume_state::{
+        Admission, IoGuard, NotAdmitted, Register, Registrant, RequiredAccess, Reservations,
+    };
+    use blockmux_volume::{IoError, Op};
+    use blockmux_wire::scsi::reservation::ScsiReservationType;
+
+    fn host(id: u8) -> Registrant {
+        Registrant::of_nvme_host("nqn.2026-11.t:h", [id; 16])
+    }
+
+    fn user(volume_state: &Arc<VolumeState>, id: u8) -> Admission {
+        Admission::new(volume_state, Some(host(id)), Epoch::current())
+    }
+
+    fn write(user: &Admission) -> Result<Option<IoGuard>, IoError> {
+        let admitted = user.admit(Op::Write { fua: false }, (0, 512), RequiredAccess::Writing, None);
+        admitted.map_err(|error| match error {
+            NotAdmitted::Denied(error) => error,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    fn is_fenced(user: &Admission) -> bool {
+        matches!(write(user), Err(IoError::Fenced))
+    }
+
+    /// Host 1 registers and reserves the volume.
+    fn reserve(volume_state: &Arc<VolumeState>, persists: bool) -> Result<bool, NotChanged<()>> {
+        let mut change = ReservationChange::new(volume_state, false);
+        let made = |all: &mut Reservations| {
+            let (who, kind) = (host(1), ScsiReservationType::WRITE_EXCLUSIVE);
+            let registrants = std::slice::from_ref(&who);
+            all.register(&who, &Register { key: None, new_key: 7, registrants, persists }).unwrap();
+            all.reserve(&who, 7, kind).unwrap();
+        };
+        change.poll(|_, all| {
+            made(all);
+            Ok(Notices::new())
+        })
+    }
+
+    /// Makes a process standby.
+    fn retire(process: &Arc<VolumeState>) {
+        let mut leaving = process.step_down().unwrap();
+        assert!(leaving.is_drained() && leaving.store() == Ok(true) && leaving.finish());
+    }
+
+    #[test]
+    fn sessions_go_on_with_the_reservations_of_the_process_that_served_meanwhile() {
+        let cluster = Cluster::default();
+        let (first, second) = (cluster.process(), cluster.process());
+        let [one, two] = [1, 2].map(|id| user(&first, id));
+        assert!(first.serving() == ServingState::Standby && is_fenced(&one));
+        assert_eq!(reserve(&first, true), Err(NotChanged::Standby));
+        cluster.promote(&first);
+        assert!(first.promote().is_err() && write(&one).is_ok() && write(&two).is_ok());
+        // Registrations without APTPL are moved, too.
+        assert_eq!(reserve(&first, false), Ok(true));
+        assert_eq!(cluster.stored(), StoredState::default());
+        let there = [1, 2].map(|id| user(&second, id));
+        retire(&first);
+        assert!(is_fenced(&one) && is_fenced(&two));
+        assert_eq!(first.step_down().err(), Some(TransitionRefused::Already));
+        cluster.promote(&second);
+        assert!(write(&there[0]).is_ok());
+        assert_eq!(write(&there[1]).err(), Some(IoError::Reserved));
+        let mut clear = ReservationChange::new(&second, false);
+        assert_eq!(clear.poll(|_, all| all.clear(&host(1), 7)), Ok(true));
+        retire(&second);
+        cluster.promote(&first);
+        assert!(write(&one).is_ok() && write(&two).is_ok(), "the sessions go on");
+    }
+
+    #[test]
+    fn a_volume_steps_down_once_its_io_is_complete_or_continues() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        let session = user(&process, 1);
+        let io = write(&session).unwrap();
+        let leaving = process.step_down().unwrap();
+        assert_eq!(process.serving(), ServingState::Transitioning);
+        assert!(is_fenced(&session) && !leaving.is_drained());
+        assert_eq!(process.promote().err(), Some(TransitionRefused::Busy));
+        drop(leaving);
+        assert_eq!(process.serving(), ServingState::Active);
+        assert!(write(&session).is_ok(), "nothing has changed");
+        let leaving = process.step_down().unwrap();
+        drop(io);
+        assert!(leaving.is_drained() && leaving.finish());
+        assert_eq!(process.serving(), ServingState::Standby);
+    }
+
+    #[test]
+    fn what_cannot_be_stored_keeps_the_volume_active() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        assert_eq!(reserve(&process, false), Ok(true));
+        cluster.fail(true);
+        let mut leaving = process.step_down().unwrap();
+        assert_eq!(leaving.store(), Err(NotStored));
+        drop(leaving);
+        assert!(write(&user(&process, 1)).is_ok());
+    }
+
+    #[test]
+    fn a_lost_volume_fences_the_sessions_that_have_begun_for_good() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        let before = user(&process, 1);
+        let io = write(&before).unwrap();
+        // A change that is being stored is not made by the outcome of a later one.
+        cluster.hang(true);
+        assert_eq!(reserve(&process, true), Ok(false));
+        assert!(process.lose() && !process.lose());
+        cluster.hang(false);
+        assert_eq!(process.serving(), ServingState::Standby);
+        let after = user(&process, 2);
+        assert!(is_fenced(&before) && is_fenced(&after));
+        let promotion = process.promote().unwrap();
+        assert!(promotion.ends_sessions() && !promotion.is_drained());
+        drop(io);
+        assert!(promotion.is_drained());
+        promotion.finish(&cluster.stored()).unwrap();
+        assert!(is_fenced(&before) && write(&after).is_ok());
+        assert_eq!(process.reservation().registrants, 0);
+        retire(&process);
+        assert!(!process.promote().unwrap().ends_sessions());
+    }
+
+    #[test]
+    fn a_volume_that_is_lost_during_a_transition_is_standby() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        let session = user(&process, 1);
+        let leaving = process.step_down().unwrap();
+        assert!(process.lose() && !leaving.finish());
+        assert!(is_fenced(&session) && process.serving() == ServingState::Standby);
+        cluster.promote(&process);
+        let leaving = process.step_down().unwrap();
+        assert!(process.lose());
+        drop(leaving);
+        assert_eq!(process.serving(), ServingState::Standby);
+        let first = process.promote().unwrap();
+        assert_eq!(process.promote().err(), Some(TransitionRefused::Busy));
+        assert_eq!(process.step_down().err(), Some(TransitionRefused::Busy));
+        drop(first);
+        let damaged = StoredState { image: vec![1], ..StoredState::default() };
+        let promotion = process.promote().unwrap();
+        assert!(matches!(promotion.finish(&damaged), Err(NotPromoted::Image(_))));
+    }
+}
