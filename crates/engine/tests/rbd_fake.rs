@@ -3,18 +3,22 @@
 
 mod conforms;
 
-use blockmux_engine::volume::rbd::{ImageName, RbdVolume};
+use blockmux_engine::volume::rbd::{ImageName, RadosState, RbdOwnership, RbdVolume};
 use blockmux_rbd::fake::FakeImage;
 use blockmux_volume::{Io, IoError, Op, Output, Seg, Tag, Volume};
 use conforms::{conforms, harness};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const MIB: u64 = 1 << 20;
 
 fn volume(image: &FakeImage, has_cache: bool) -> Arc<RbdVolume> {
-    let (pool, name) = ("rbd".to_owned(), "fake".to_owned());
-    let name = ImageName { pool, namespace: None, image: name, snapshot: None };
-    Arc::new(RbdVolume::of_image(image.open(has_cache), &name, Arc::default()))
+    Arc::new(RbdVolume::of_image(image.open(has_cache), &image_name(), Arc::default()))
+}
+
+fn image_name() -> ImageName {
+    let (pool, image) = ("rbd".to_owned(), "fake".to_owned());
+    ImageName { pool, namespace: None, image, snapshot: None }
 }
 
 fn write(tag: u64, offset: u64, byte: u8, fua: bool) -> Io {
@@ -49,6 +53,39 @@ fn a_request_that_is_cancelled_completes_when_librbd_has_done_it() {
     let done = client.wait().unwrap();
     assert!(done.tag == Tag(1) && done.result.is_ok());
     assert_eq!(image.content()[..1024], [[1; 512], [2; 512]].concat());
+}
+
+#[test]
+fn channels_continue_with_the_image_of_another_client_once_theirs_is_blocklisted() {
+    let image = FakeImage::new(1 << 20);
+    let volume = volume(&image, false);
+    let ownership = RbdOwnership::new(volume.clone(), RadosState::unowned(), || {});
+    let lost = Arc::new(AtomicU32::new(0));
+    let counted = lost.clone();
+    ownership.on_lost(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    let mut client = harness(volume.clone()).client(4).unwrap();
+    image.hold(true);
+    client.submit(Io::new(Tag(1), Op::Read, 0, 512));
+    client.submit(write(2, 0, 2, false));
+    image.complete(1, Some(libc::ESHUTDOWN), 0);
+    let done = client.wait().unwrap();
+    assert_eq!((done.tag, done.result.err()), (Tag(2), Some(IoError::Fenced)));
+    client.submit(write(3, 0, 3, false));
+    assert_eq!(client.wait().unwrap().result.err(), Some(IoError::Fenced));
+    assert_eq!(lost.load(Ordering::Relaxed), 1, "it is told once");
+    let again = FakeImage::new(1 << 20);
+    volume.replace_image(again.open(false), &image_name(), Arc::default()).unwrap();
+    client.submit(write(4, 0, 4, false));
+    assert!(client.wait().unwrap().result.is_ok());
+    assert_eq!((&again.content()[..512], image.content()[0]), (&[4; 512][..], 0));
+    // What was submitted before completes, without harm to the new image.
+    image.complete(0, Some(libc::ESHUTDOWN), 0);
+    let done = client.wait().unwrap();
+    assert_eq!((done.tag, done.result.err()), (Tag(1), Some(IoError::Fenced)));
+    assert_eq!(client.read(0, 512).unwrap(), [4; 512]);
+    assert_eq!(lost.load(Ordering::Relaxed), 1);
 }
 
 #[test]

@@ -51,6 +51,8 @@ pub struct Cluster {
     pub(crate) user: String,
     fsid: String,
     is_blocklisted: AtomicBool,
+    /// Called when the cluster is found to have blocklisted this client.
+    on_blocklisted: Mutex<Vec<OnBlocklisted>>,
     /// How the cluster names this client as the owner of a lock, once it has owned one.
     address: OnceLock<String>,
 }
@@ -90,10 +92,11 @@ impl Cluster {
         // SAFETY: a place for the handle, and a text that ends with a zero byte.
         let created = unsafe { (library.rados.rados_create)(&raw mut handle, user.as_ptr()) };
         RbdError::check("rados_create", created)?;
-        let (is_blocklisted, address) = (AtomicBool::new(false), OnceLock::new());
+        let (is_blocklisted, on_blocklisted, address) = Default::default();
         let user = options.user.clone();
         // From now on dropping it frees the handle.
-        let mut cluster = Cluster { library, handle, user, fsid: String::new(), is_blocklisted, address };
+        let mut cluster =
+            Cluster { library, handle, user, fsid: String::new(), is_blocklisted, on_blocklisted, address };
         cluster.configure(options)?;
         // SAFETY: the handle is valid and not connected.
         let connected = unsafe { (library.rados.rados_connect)(handle) };
@@ -110,8 +113,8 @@ impl Cluster {
     #[cfg(any(test, feature = "fake"))]
     pub(crate) fn of_library(library: &'static Library) -> Cluster {
         let (handle, user) = (std::ptr::null_mut(), USER.to_owned());
-        let (is_blocklisted, address) = (AtomicBool::new(false), OnceLock::new());
-        Cluster { library, handle, user, fsid: String::new(), is_blocklisted, address }
+        let (is_blocklisted, on_blocklisted, address) = Default::default();
+        Cluster { library, handle, user, fsid: String::new(), is_blocklisted, on_blocklisted, address }
     }
 
     /// A client of a cluster by functions that are not librados's.
@@ -219,7 +222,26 @@ impl Cluster {
 
     /// The cluster has blocklisted this client, for good: later images get another connection.
     pub fn note_blocklisted(&self) {
-        self.is_blocklisted.store(true, Ordering::Relaxed);
+        if self.is_blocklisted.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let all = std::mem::take(&mut *self.calls());
+        all.iter().for_each(|call| call());
+    }
+
+    /// Has `call` called, on any thread, when the cluster is found to have blocklisted this client;
+    /// at once if it has before. It must neither block nor use an image of the cluster.
+    pub fn on_blocklisted(&self, call: OnBlocklisted) {
+        self.calls().push(call);
+        // Found meanwhile, so nobody else calls it.
+        if self.is_blocklisted.load(Ordering::SeqCst) {
+            let all = std::mem::take(&mut *self.calls());
+            all.iter().for_each(|call| call());
+        }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Vec<OnBlocklisted>> {
+        self.on_blocklisted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes how the cluster names this client as the owner of a lock.
@@ -237,9 +259,12 @@ impl Cluster {
     /// Whether the cluster has blocklisted this client.
     #[must_use]
     pub fn is_blocklisted(&self) -> bool {
-        self.is_blocklisted.load(Ordering::Relaxed)
+        self.is_blocklisted.load(Ordering::SeqCst)
     }
 }
+
+/// Called when the cluster is found to have blocklisted a client.
+pub type OnBlocklisted = Box<dyn Fn() + Send + Sync>;
 
 impl Drop for Cluster {
     fn drop(&mut self) {

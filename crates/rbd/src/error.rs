@@ -101,13 +101,16 @@ pub enum RbdError {
     },
     /// Another client has acquired the image's lock.
     #[error(
-        "another client owns the image: {owner}; stop it, or start with exclusive=take, which has the cluster refuse \
-         all of its requests"
+        "another client owns the image: {owner}; stop it, or take the image from it (exclusive=take, ctl activate \
+         --take), which has the cluster refuse all of its requests"
     )]
     Owned {
         /// Its address.
         owner: String,
     },
+    /// The image was deleted, and another one has its name.
+    #[error("{0} is another image now; remove the volume and add it again")]
+    OtherImage(String),
     /// The image has no exclusive lock.
     #[error(
         "the image has no lock that makes it exclusive; enable it with 'rbd feature enable IMAGE exclusive-lock'"

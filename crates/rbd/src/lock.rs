@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_char};
 use std::ptr;
 
 impl Image {
-    /// Takes the lock for as long as the image is open. A client that holds it by itself hands it
+    /// Takes the lock until it is released, or the image is closed. A client that holds it by itself hands it
     /// over; one that the cluster has lost is blocklisted, after half a minute.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use crate::net::zone;
 use blockmux_proto::driver::audit_event::Login;
-use blockmux_proto::volume_state::{Meter, MeterReader, VolumeTraffic};
+use blockmux_proto::volume_state::{Meter, MeterReader, VolumeState, VolumeTraffic};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -129,12 +129,15 @@ impl Sessions {
     pub fn drain(&self, reason: &'static str, is_meant: impl Fn(&SessionInfo) -> bool) -> Draining {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
         let meant = all.into_iter().filter(|session| !session.must_close() && is_meant(&session.info()));
-        let drain = |session: Arc<Session>| {
-            let _ = session.end_reason.set(reason);
-            session.end.fetch_max(DRAINING, Ordering::Relaxed);
-            Arc::downgrade(&session)
-        };
-        Draining(meant.map(drain).collect())
+        Draining(meant.map(|session| session.drain(reason)).collect())
+    }
+
+    /// Asks the sessions to end that use a volume, as [`Sessions::drain`] does.
+    #[must_use]
+    pub fn drain_users(&self, reason: &'static str, volume_state: &VolumeState) -> Draining {
+        let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
+        let meant = all.into_iter().filter(|session| !session.must_close() && session.uses(volume_state));
+        Draining(meant.map(|session| session.drain(reason)).collect())
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Weak<Session>>> {
@@ -182,6 +185,18 @@ impl Session {
         self.end.load(Ordering::Relaxed) == CLOSED
     }
 
+    fn drain(self: Arc<Session>, reason: &'static str) -> Weak<Session> {
+        let _ = self.end_reason.set(reason);
+        self.end.fetch_max(DRAINING, Ordering::Relaxed);
+        Arc::downgrade(&self)
+    }
+
+    /// Whether the session uses the volume.
+    fn uses(&self, volume_state: &VolumeState) -> bool {
+        let readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        readers.iter().any(|reader| volume_state.is_used_by(reader))
+    }
+
     /// Adds the counters of `meter` to this session.
     pub(crate) fn add(&self, meter: &Meter) {
         self.add_reader(meter.reader());
@@ -220,7 +235,7 @@ const CLOSED: u8 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::volume_state::{Origin, VolumeState};
+    use blockmux_proto::volume_state::Origin;
     use blockmux_volume::{Io, MemVolume, Op, Tag};
 
     #[test]

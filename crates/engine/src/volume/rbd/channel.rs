@@ -1,15 +1,22 @@
 //! A channel to an image.
 
+use super::current::{CurrentImage, queue_of};
 use super::queue::{MAX_BOUNCE, RbdQueue, is_bounced};
+use crate::core::reactor::EngineCore;
 use crate::volume::core_queues::ChannelCompletions;
 use crate::volume::memory_retry::MemoryRetry;
 use blockmux_volume::{Channel, Completion, Core, Io, IoError, Op, SgList, Tag, Waker};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 
 pub(super) struct RbdChannel {
+    image: Arc<CurrentImage>,
+    /// [`ImageState::id`](super::state::ImageState::id) of the image that the queue leads to.
+    id: u64,
     queue: Rc<RefCell<RbdQueue>>,
+    engine: Rc<EngineCore>,
     own: Rc<ChannelCompletions>,
     core: Rc<dyn Core>,
     /// Requests that wait for memory of the pool, first in, first out.
@@ -18,14 +25,34 @@ pub(super) struct RbdChannel {
 }
 
 impl RbdChannel {
-    pub(super) fn new(
-        queue: Rc<RefCell<RbdQueue>>,
+    /// Opens a channel of a core.
+    ///
+    /// # Errors
+    /// If there are no more descriptors.
+    pub(super) fn open(
+        image: &Arc<CurrentImage>,
+        engine: Rc<EngineCore>,
         core: &Rc<dyn Core>,
         depth: u32,
         waker: Waker,
-    ) -> RbdChannel {
+    ) -> Result<RbdChannel, IoError> {
+        let state = image.get();
+        let (id, queue) = (state.id, queue_of(&state, &engine)?);
         let (own, retry) = (ChannelCompletions::new(depth, waker), MemoryRetry::new(core));
-        RbdChannel { queue, own, core: core.clone(), waiting: VecDeque::new(), retry }
+        let (image, core, waiting) = (image.clone(), core.clone(), VecDeque::new());
+        Ok(RbdChannel { image, id, queue, engine, own, core, waiting, retry })
+    }
+
+    /// Continues with the image that the volume has now. What was submitted to the one before
+    /// completes there.
+    #[cold]
+    fn change_image(&mut self) -> Result<(), IoError> {
+        let state = self.image.get();
+        let queue = queue_of(&state, &self.engine)?;
+        let before = std::mem::replace(&mut self.queue, queue);
+        self.id = state.id;
+        before.borrow().on_channel_closed();
+        Ok(())
     }
 
     /// Starts a request; returns it if the pool has no memory for it.
@@ -72,6 +99,11 @@ fn needed_memory(io: &Io) -> usize {
 impl Channel for RbdChannel {
     #[inline]
     fn submit(&mut self, io: Io) {
+        if !self.image.is(self.id)
+            && let Err(error) = self.change_image()
+        {
+            return self.complete(io.tag, Err(error));
+        }
         let checked = self.queue.borrow().check(&io);
         match checked {
             Err(error) => self.complete(io.tag, Err(error)),

@@ -10,7 +10,9 @@
 //! object map, and commits of reservations.
 
 mod channel;
+mod current;
 mod errors;
+mod limit;
 mod owner;
 mod queue;
 mod rados_state;
@@ -22,5 +24,6 @@ mod volume;
 pub use blockmux_rbd::cluster::{ClusterOptions, TIMEOUT, USER};
 pub use blockmux_rbd::error::RbdError;
 pub use blockmux_rbd::image::{ImageName, wait_until_closed};
+pub use owner::RbdOwnership;
 pub use rados_state::{RadosState, RadosStateError};
 pub use volume::RbdVolume;

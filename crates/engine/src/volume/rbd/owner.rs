@@ -1,11 +1,14 @@
-//! Owning an image: one client has its exclusive lock, and all others are refused.
+//! Owning an image: one client has its exclusive lock, and all others are refused. A daemon may get
+//! and give up the ownership while it exports the image.
 
+use super::limit::{LIMIT, within_limit};
+use super::rados_state::RadosState;
 use super::volume::{RbdVolume, note_blocklisted};
-use blockmux_rbd::error::RbdError;
+use blockmux_proto::volume_state::{Ownership, StoredState};
+use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::Image;
-use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
+use blockmux_volume::Volume;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tracing::warn;
 
 impl RbdVolume {
@@ -16,15 +19,121 @@ impl RbdVolume {
     /// # Errors
     /// If another client owns the image, or the image has no lock.
     pub fn own(&self, take: bool, on_start: fn()) -> Result<(), RbdError> {
-        let image = self.image().clone();
+        let image = self.image();
         let waits = Arc::new(());
         let caller = Arc::downgrade(&waits);
+        let asked = image.clone();
         within_limit(move || {
             on_start();
-            acquire(&image, take, || caller.strong_count() > 0)
+            acquire(&asked, take, || caller.strong_count() > 0)
         })
-        .inspect_err(|error| note_blocklisted(self.image().cluster(), error))
+        .inspect_err(|error| note_blocklisted(image.cluster(), error))
     }
+}
+
+/// The ownership of an image, and of the reservations beside it.
+pub struct RbdOwnership {
+    volume: Arc<RbdVolume>,
+    state: Arc<RadosState>,
+    on_start: fn(),
+    on_lost: OnceLock<Arc<dyn Fn() + Send + Sync>>,
+    /// The image whose client is watched for being blocklisted.
+    watched: Mutex<Option<Arc<Image>>>,
+}
+
+impl RbdOwnership {
+    /// The ownership of an image, which this process may have. `on_start` is called by threads that
+    /// call the libraries.
+    #[must_use]
+    pub fn new(volume: Arc<RbdVolume>, state: Arc<RadosState>, on_start: fn()) -> Arc<RbdOwnership> {
+        let (on_lost, watched) = (OnceLock::new(), Mutex::default());
+        Arc::new(RbdOwnership { volume, state, on_start, on_lost, watched })
+    }
+
+    /// Has `call` called, on any thread, when the cluster is found to have blocklisted the client of
+    /// the image, because another one has taken it. It must not block. Only the first call counts.
+    pub fn on_lost(&self, call: impl Fn() + Send + Sync + 'static) {
+        // The first one stays.
+        let _ = self.on_lost.set(Arc::new(call));
+        self.watch();
+    }
+
+    /// Watches the client of the present image.
+    fn watch(&self) {
+        let image = self.volume.image();
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_watched = watched.as_ref().is_some_and(|watched| Arc::ptr_eq(watched, &image));
+        let Some(call) = self.on_lost.get().filter(|_| !is_watched) else { return };
+        *watched = Some(image);
+        drop(watched);
+        let (volume, call) = (Arc::downgrade(&self.volume), call.clone());
+        self.volume.on_blocklisted(move || {
+            // A volume that has an image of another client by now has lost nothing.
+            if volume.upgrade().is_some_and(|volume| volume.image().cluster().is_blocklisted()) {
+                call();
+            }
+        });
+    }
+
+    fn try_acquire(&self, take: bool) -> Result<StoredState, String> {
+        let text = |error: RbdError| error.to_string();
+        self.volume.open_again().map_err(text)?;
+        self.watch();
+        let owned = match self.volume.own(take, self.on_start) {
+            // Nobody has noticed it before.
+            Err(error) if is_blocklisted(&error) => {
+                self.volume.open_again().map_err(text)?;
+                self.watch();
+                self.volume.own(take, self.on_start)
+            }
+            owned => owned,
+        };
+        owned.map_err(text)?;
+        let loaded = self.load();
+        if loaded.is_err() {
+            // The error that follows says why, and the next attempt finds the lock.
+            let _ = self.release();
+        }
+        loaded
+    }
+
+    /// What another client has changed: the size, and the reservations.
+    fn load(&self) -> Result<StoredState, String> {
+        let volume = self.volume.clone();
+        volume.note_change();
+        within_limit(move || Ok(volume.refresh_size())).map_err(|error| error.to_string())?;
+        self.state.open_again(&self.volume).map_err(|error| error.to_string())
+    }
+}
+
+impl Ownership for RbdOwnership {
+    fn acquire(&self, take: bool) -> Result<StoredState, String> {
+        self.try_acquire(take)
+    }
+
+    fn is_held(&self) -> Result<bool, String> {
+        let image = self.volume.image();
+        let asked = image.clone();
+        let owner = within_limit(move || asked.lock_owner());
+        match owner.inspect_err(|error| note_blocklisted(image.cluster(), error)) {
+            Ok(owner) => Ok(owner.is_some_and(|owner| image.cluster().is_owner(&owner))),
+            Err(error) if is_blocklisted(&error) => Ok(false),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn release(&self) -> Result<(), String> {
+        let image = self.volume.image();
+        let asked = image.clone();
+        let released = within_limit(move || asked.release_lock());
+        released
+            .inspect_err(|error| note_blocklisted(image.cluster(), error))
+            .map_err(|error| error.to_string())
+    }
+}
+
+fn is_blocklisted(error: &RbdError) -> bool {
+    matches!(error, RbdError::Call { error: Errno(libc::ESHUTDOWN), .. })
 }
 
 /// `is_awaited`: whether the caller still waits. A call that hung may go on when another host owns
@@ -41,18 +150,3 @@ fn acquire(image: &Image, take: bool, is_awaited: impl Fn() -> bool) -> Result<(
     check()?;
     image.acquire_lock()
 }
-
-/// Makes a call that may block for ever on a thread. After the limit nobody receives what it
-/// returns, which is dropped then.
-pub(super) fn within_limit<T: Send + 'static>(
-    call: impl FnOnce() -> Result<T, RbdError> + Send + 'static,
-) -> Result<T, RbdError> {
-    let (sender, result) = mpsc::channel();
-    let no_answer = || RbdError::NoAnswer(LIMIT);
-    let run = move || drop(sender.send(call()));
-    thread::Builder::new().name("rbd call".to_owned()).spawn(run).map_err(|_| no_answer())?;
-    result.recv_timeout(LIMIT).unwrap_or_else(|_| Err(no_answer()))
-}
-
-/// The cluster loses a killed client, which may have the lock, after half a minute.
-const LIMIT: Duration = Duration::from_secs(90);

@@ -10,17 +10,22 @@
 //! version and generation. The object stays when the image of the reservations is empty, so that no
 //! older state is taken instead.
 
-use super::owner::within_limit;
+use super::limit::within_limit;
 use super::volume::RbdVolume;
 use crate::volume::state_writer::{Proposal, StateStore, StateWriter};
-use blockmux_proto::volume_state::{Commit, StateGeneration, StoredState};
+use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState};
 use blockmux_rbd::error::RbdError;
 use blockmux_rbd::object::ImageObject;
 use blockmux_volume::Crc32c;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Stores the reservations of an image beside it.
-pub type RadosState = StateWriter<RecordStore<ImageObject>>;
+/// Stores the reservations of an image beside it, while this process owns the image.
+pub struct RadosState {
+    /// Of the present owner; `None` before this process has owned the image.
+    writer: Mutex<Option<Arc<ObjectWriter>>>,
+}
+
+type ObjectWriter = StateWriter<RecordStore<ImageObject>>;
 
 /// Why stored state cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +65,28 @@ impl RadosState {
     /// # Errors
     /// If it cannot be read.
     pub fn open(volume: &RbdVolume) -> Result<(Arc<RadosState>, Option<StoredState>), RadosStateError> {
-        let image = volume.image().clone();
+        let state = RadosState::unowned();
+        let stored = state.replace_writer(volume)?;
+        Ok((state, stored))
+    }
+
+    /// The state of an image that this process does not own: nothing can be stored.
+    #[must_use]
+    pub fn unowned() -> Arc<RadosState> {
+        Arc::new(RadosState { writer: Mutex::default() })
+    }
+
+    /// Reads what is stored, now that this process owns the image, and stores on top of that from
+    /// now on. Proposals that have no outcome are forgotten, so their owner must not ask for it.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn open_again(&self, volume: &RbdVolume) -> Result<StoredState, RadosStateError> {
+        Ok(self.replace_writer(volume)?.unwrap_or_default())
+    }
+
+    fn replace_writer(&self, volume: &RbdVolume) -> Result<Option<StoredState>, RadosStateError> {
+        let image = volume.image();
         let identity = image.details().identity.clone();
         let open = move || {
             let store = RecordStore { object: ImageObject::new(&image, PREFIX)?, identity };
@@ -72,12 +98,40 @@ impl RadosState {
             opened.map_err(|error| RadosStateError::Rbd { object: PREFIX.to_owned(), error })?;
         let stored = stored?;
         let generation = stored.as_ref().map_or_else(StateGeneration::default, |stored| stored.generation);
-        Ok((Arc::new(StateWriter::new(store, (), generation)), stored))
+        *self.lock() = Some(Arc::new(StateWriter::new(store, (), generation)));
+        Ok(stored)
+    }
+
+    /// The object's name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.writer().map_or_else(|| PREFIX.to_owned(), |writer| writer.shared.store.name())
+    }
+
+    fn writer(&self) -> Option<Arc<ObjectWriter>> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<ObjectWriter>>> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SharedState for RadosState {
+    fn propose(&self, expected: StateGeneration, image: &[u8]) -> StateGeneration {
+        self.writer().map_or(NEVER, |writer| writer.propose(expected, image))
+    }
+
+    fn outcome(&self, proposal: StateGeneration) -> Option<Commit> {
+        match self.writer() {
+            Some(writer) if proposal != NEVER => writer.outcome(proposal),
+            _ => Some(Commit::Failed),
+        }
     }
 }
 
 /// An object that is replaced as a whole.
-pub trait RecordObject: Send + Sync + 'static {
+trait RecordObject: Send + Sync + 'static {
     fn name(&self) -> String;
     /// The first `most` bytes; `None` if there is no object.
     fn read(&self, most: usize) -> Result<Option<Vec<u8>>, RbdError>;
@@ -107,7 +161,7 @@ impl RecordObject for ImageObject {
 }
 
 /// States in the form of a record.
-pub struct RecordStore<O> {
+struct RecordStore<O> {
     object: O,
     identity: String,
 }
@@ -191,6 +245,8 @@ impl<O: RecordObject> StateStore for RecordStore<O> {
     }
 }
 
+/// The generation of a proposal that is not stored.
+const NEVER: StateGeneration = StateGeneration(u64::MAX);
 const MAGIC: &[u8; 7] = b"bmux-st";
 const VERSION: u8 = 1;
 /// The object's name begins with it, and ends with the identifier of the image.
@@ -201,7 +257,6 @@ const MAX_RECORD: usize = 2 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::volume_state::SharedState;
     use blockmux_rbd::error::Errno;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};

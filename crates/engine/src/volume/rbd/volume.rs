@@ -1,17 +1,16 @@
 //! The volume: an open image, and what its cores share.
 
 use super::channel::RbdChannel;
-use super::queue::RbdQueue;
+use super::current::CurrentImage;
 use super::state::{BLOCK, ImageState, whole_blocks};
 use crate::core::reactor::EngineCore;
-use crate::volume::core_queues::CoreQueues;
 use blockmux_rbd::cluster::{Cluster, ClusterOptions, why_it_hangs};
 use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::{Image, ImageDetails, ImageName};
 use blockmux_volume::{
-    Beyond, Channel, Core, IoError, Resize, ResizeError, Snapshots, Volume, VolumeInfo, Waker,
+    Beyond, Channel, Core, IoError, Resize, ResizeError, SnapshotError, SnapshotInfo, Snapshots, Volume,
+    VolumeInfo, Waker,
 };
-use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,9 +20,20 @@ use tracing::warn;
 
 /// An image of Ceph RBD.
 pub struct RbdVolume {
-    state: Arc<ImageState>,
+    current: Arc<CurrentImage>,
+    identity: String,
     /// It is itself a snapshot, which has none.
     is_snapshot: bool,
+    /// How the image is opened again.
+    opening: Option<Opening>,
+}
+
+#[derive(Clone)]
+struct Opening {
+    cluster: ClusterOptions,
+    name: ImageName,
+    read_only: bool,
+    on_start: fn(),
 }
 
 impl RbdVolume {
@@ -40,54 +50,107 @@ impl RbdVolume {
         read_only: bool,
         on_start: fn(),
     ) -> Result<RbdVolume, RbdError> {
-        let (sender, opened) = mpsc::channel();
-        let (options, image_name) = (cluster.clone(), name.clone());
-        // The image of a cluster without enough storage daemons opens when they are back, perhaps
-        // never; then nobody receives it, and it is closed.
-        let open = move || {
-            on_start();
-            drop(sender.send(open_image(&options, &image_name, read_only)));
-        };
-        let no_thread = |_| RbdError::Call { call: "a new thread", error: Errno(libc::EAGAIN) };
-        thread::Builder::new().name("rbd open".to_owned()).spawn(open).map_err(no_thread)?;
-        let limit = cluster.timeout * 2;
-        let opened = opened.recv_timeout(limit);
-        let (image, has_changed) = opened.unwrap_or_else(|_| Err(why_it_hangs(cluster, limit)))?;
-        Ok(RbdVolume::of_image(image, name, has_changed))
+        let opening = Opening { cluster: cluster.clone(), name: name.clone(), read_only, on_start };
+        let (image, has_changed) = opening.open()?;
+        let volume = RbdVolume::of_image(image, name, has_changed);
+        Ok(RbdVolume { opening: Some(opening), ..volume })
     }
 
     /// The volume of an open image. `has_changed` is set when the size may have changed.
     #[must_use]
     pub fn of_image(image: Arc<Image>, name: &ImageName, has_changed: Arc<AtomicBool>) -> RbdVolume {
-        let first = info_of(image.details());
         if image.details().has_cache {
             warn!("rbd:{name}: its pool or image turns a cache on, so writes are stable only after a flush");
         }
-        RbdVolume {
-            is_snapshot: name.snapshot.is_some(),
-            state: Arc::new(ImageState {
-                name: name.to_string(),
-                size: AtomicU64::new(first.size),
-                compared_unit: AtomicU32::new(first.compare_and_write_unit),
-                first,
-                image,
-                has_changed,
-                id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-                status: Arc::default(),
-            }),
-        }
+        let identity = image.details().identity.clone();
+        let state = state_of(image, name, has_changed);
+        let (current, is_snapshot) = (CurrentImage::new(state), name.snapshot.is_some());
+        RbdVolume { current, identity, is_snapshot, opening: None }
     }
 
     /// The open image.
-    pub(super) fn image(&self) -> &Arc<Image> {
-        &self.state.image
+    pub(super) fn image(&self) -> Arc<Image> {
+        self.current.get().image.clone()
     }
 
     /// Identifies the image, or the snapshot, for every program that opens it.
     #[must_use]
     pub fn identity(&self) -> &str {
-        &self.state.image.details().identity
+        &self.identity
     }
+
+    /// Opens the image by another client if the cluster has blocklisted the present one. Blocks as
+    /// opening does.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or another image has its name now.
+    pub(super) fn open_again(&self) -> Result<(), RbdError> {
+        let Some(opening) = self.opening.as_ref().filter(|_| self.image().cluster().is_blocklisted()) else {
+            return Ok(());
+        };
+        let (image, has_changed) = opening.open()?;
+        self.replace_image(image, &opening.name, has_changed)
+    }
+
+    /// Continues with an image that another client has opened.
+    ///
+    /// # Errors
+    /// If it is another image.
+    pub fn replace_image(
+        &self,
+        image: Arc<Image>,
+        name: &ImageName,
+        has_changed: Arc<AtomicBool>,
+    ) -> Result<(), RbdError> {
+        if image.details().identity != self.identity {
+            return Err(RbdError::OtherImage(name.to_string()));
+        }
+        self.current.set(state_of(image, name, has_changed));
+        Ok(())
+    }
+
+    /// Has `call` called, on any thread, when the cluster is found to have blocklisted the client
+    /// of the present image. It must not block.
+    pub(super) fn on_blocklisted(&self, call: impl Fn() + Send + Sync + 'static) {
+        self.image().cluster().on_blocklisted(Box::new(call));
+    }
+
+    /// Asks for the size with the next [`Volume::refresh_size`].
+    pub(super) fn note_change(&self) {
+        self.current.get().has_changed.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Opening {
+    fn open(&self) -> Result<(Arc<Image>, Arc<AtomicBool>), RbdError> {
+        let (sender, opened) = mpsc::channel();
+        let own = self.clone();
+        // The image of a cluster without enough storage daemons opens when they are back, perhaps
+        // never; then nobody receives it, and it is closed.
+        let open = move || {
+            (own.on_start)();
+            drop(sender.send(open_image(&own.cluster, &own.name, own.read_only)));
+        };
+        let no_thread = |_| RbdError::Call { call: "a new thread", error: Errno(libc::EAGAIN) };
+        thread::Builder::new().name("rbd open".to_owned()).spawn(open).map_err(no_thread)?;
+        let limit = self.cluster.timeout * 2;
+        let opened = opened.recv_timeout(limit);
+        opened.unwrap_or_else(|_| Err(why_it_hangs(&self.cluster, limit)))
+    }
+}
+
+fn state_of(image: Arc<Image>, name: &ImageName, has_changed: Arc<AtomicBool>) -> Arc<ImageState> {
+    let first = info_of(image.details());
+    Arc::new(ImageState {
+        name: name.to_string(),
+        size: AtomicU64::new(first.size),
+        compared_unit: AtomicU32::new(first.compare_and_write_unit),
+        first,
+        image,
+        has_changed,
+        id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+        status: Arc::default(),
+    })
 }
 
 fn open_image(
@@ -130,17 +193,18 @@ fn compared_unit(unit: u32) -> u32 {
 
 impl Volume for RbdVolume {
     fn info(&self) -> VolumeInfo {
-        self.state.info()
+        self.current.get().info()
     }
 
     fn refresh_size(&self) -> u64 {
-        self.state.refresh()
+        self.current.get().refresh()
     }
 
     fn resize(&self, to: Resize) -> Result<u64, ResizeError> {
         let Resize::Bytes { size, beyond } = to else { return Ok(self.refresh_size()) };
-        let now = self.refresh_size();
-        if self.state.first.read_only {
+        let state = self.current.get();
+        let now = state.refresh();
+        if state.first.read_only {
             return Err(ResizeError::ReadOnly);
         }
         if size == 0 || !size.is_multiple_of(BLOCK) {
@@ -151,15 +215,15 @@ impl Volume for RbdVolume {
             // An image has no place for what it no longer shows.
             return Err(ResizeError::WouldLose { now, size });
         }
-        let resized = self.state.image.resize(size, size < now);
+        let resized = state.image.resize(size, size < now);
         let system = |error| ResizeError::System { action: "resize", source: io::Error::other(error) };
         resized.map_err(system)?;
-        self.state.has_changed.store(true, Ordering::Relaxed);
-        Ok(self.refresh_size())
+        state.has_changed.store(true, Ordering::Relaxed);
+        Ok(state.refresh())
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
-        if self.is_snapshot { None } else { Some(&*self.state) }
+        if self.is_snapshot { None } else { Some(self) }
     }
 
     fn snapshots_in_use(&self) -> Vec<String> {
@@ -168,23 +232,27 @@ impl Volume for RbdVolume {
 
     fn open(&self, core: &Rc<dyn Core>, depth: u32, waker: Waker) -> Result<Box<dyn Channel>, IoError> {
         let engine = EngineCore::from_core(core).ok_or(IoError::Unsupported)?;
-        let queue = queue_of(&self.state, &engine)?;
-        Ok(Box::new(RbdChannel::new(queue, core, depth, waker)))
+        let channel = RbdChannel::open(&self.current, engine, core, depth, waker)?;
+        Ok(Box::new(channel))
     }
 }
 
-/// The queue of a core; its first channel makes it.
-fn queue_of(state: &Arc<ImageState>, core: &Rc<EngineCore>) -> Result<Rc<RefCell<RbdQueue>>, IoError> {
-    let queues = core.local(CoreQueues::<RbdQueue>::default);
-    if let Some(queue) = queues.find(state.id) {
-        return Ok(queue);
+impl Snapshots for RbdVolume {
+    fn list(&self) -> Result<Vec<SnapshotInfo>, SnapshotError> {
+        self.current.get().list()
     }
-    let queue = RbdQueue::spawn(core, state).map_err(|error| {
-        warn!("rbd:{}: cannot be used on this core: {error}", state.name);
-        IoError::NoMemory
-    })?;
-    queues.add(state.id, &queue);
-    Ok(queue)
+
+    fn create(&self, name: &str) -> Result<SnapshotInfo, SnapshotError> {
+        self.current.get().create(name)
+    }
+
+    fn delete(&self, name: &str) -> Result<(), SnapshotError> {
+        self.current.get().delete(name)
+    }
+
+    fn protect(&self, name: &str, is_protected: bool) -> Result<(), SnapshotError> {
+        self.current.get().protect(name, is_protected)
+    }
 }
 
 /// Identifies volumes on their cores.

@@ -1,0 +1,63 @@
+//! The open image of a volume, and the queues of cores to it.
+
+use super::queue::RbdQueue;
+use super::state::ImageState;
+use crate::core::reactor::EngineCore;
+use crate::volume::core_queues::CoreQueues;
+use blockmux_volume::IoError;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tracing::warn;
+
+/// The open image of a volume. A client that the cluster has blocklisted stays so, and the volume
+/// then needs an image of another client, to which its channels change with their next request.
+pub(super) struct CurrentImage {
+    state: Mutex<Arc<ImageState>>,
+    /// [`ImageState::id`] of the image.
+    id: AtomicU64,
+}
+
+impl CurrentImage {
+    pub(super) fn new(state: Arc<ImageState>) -> Arc<CurrentImage> {
+        Arc::new(CurrentImage { id: AtomicU64::new(state.id), state: Mutex::new(state) })
+    }
+
+    pub(super) fn get(&self) -> Arc<ImageState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the image has this [`ImageState::id`].
+    #[inline]
+    pub(super) fn is(&self, id: u64) -> bool {
+        self.id.load(Ordering::Acquire) == id
+    }
+
+    /// Continues with another image.
+    pub(super) fn set(&self, state: Arc<ImageState>) {
+        let id = state.id;
+        let before =
+            std::mem::replace(&mut *self.state.lock().unwrap_or_else(PoisonError::into_inner), state);
+        self.id.store(id, Ordering::Release);
+        // Without the lock, because the last user closes the image.
+        drop(before);
+    }
+}
+
+/// The queue of a core; its first channel makes it.
+pub(super) fn queue_of(
+    state: &Arc<ImageState>,
+    core: &Rc<EngineCore>,
+) -> Result<Rc<RefCell<RbdQueue>>, IoError> {
+    let queues = core.local(CoreQueues::<RbdQueue>::default);
+    if let Some(queue) = queues.find(state.id) {
+        return Ok(queue);
+    }
+    let queue = RbdQueue::spawn(core, state).map_err(|error| {
+        warn!("rbd:{}: cannot be used on this core: {error}", state.name);
+        IoError::NoMemory
+    })?;
+    queues.add(state.id, &queue);
+    Ok(queue)
+}
