@@ -52,6 +52,15 @@ pub(crate) struct ResizeVolume {
     pub(crate) shrink: bool,
 }
 
+/// How a volume becomes active.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ActivateVolume {
+    /// Shut out the daemon that serves it now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) take: bool,
+}
+
 /// A snapshot to create.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

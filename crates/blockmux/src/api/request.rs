@@ -26,6 +26,10 @@ pub(crate) enum Request {
     Disconnect { session: String },
     /// Resize a volume, to its own size by default; a smaller size discards data.
     Resize { name: String, size: Option<u64>, shrink: bool },
+    /// Serve a volume that several daemons serve in turns.
+    Activate { volume: String, take: bool },
+    /// Let another daemon serve a volume.
+    Deactivate { volume: String },
     /// Limit a volume's I/O.
     Limit { name: String, limits: LimitVolume },
     /// Export a new volume.
@@ -87,6 +91,9 @@ impl fmt::Display for Request {
                 write!(f, "resize {name} to {size} bytes{shrink}")
             }
             Request::Resize { name, size: None, .. } => write!(f, "resize {name}"),
+            Request::Activate { volume, take: false } => write!(f, "activate {volume}"),
+            Request::Activate { volume, take: true } => write!(f, "activate {volume}, take it"),
+            Request::Deactivate { volume } => write!(f, "deactivate {volume}"),
             Request::Limit { name, .. } => write!(f, "limit {name}"),
             Request::Add(added) => write!(f, "add {}", added.volume),
             Request::Remove { name, .. } => write!(f, "remove {name}"),

@@ -80,6 +80,9 @@ pub(crate) struct VolumeStatus {
     /// Present if an initiator or host is registered or holds a reservation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reservation: Option<ReservationStatus>,
+    /// For a volume that several daemons serve in turns: "active", "transitioning" or "standby".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) serving: Option<String>,
     /// Reconnects of a remote volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reconnects: Option<u64>,

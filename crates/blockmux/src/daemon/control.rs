@@ -13,6 +13,7 @@ use super::opening::VolumeOpener;
 use super::reload::commands::{self, Executed};
 use super::reload::{Current, Reloader, edit, fragment};
 use super::secrets::Secrets;
+use super::serving_commands::OwnedVolume;
 use super::snapshot_commands::SnapshottedVolume;
 use crate::api::ApiError;
 use crate::api::bodies::{Added, Attached, AttachedDevice};
@@ -31,7 +32,7 @@ use blockmux_engine::serve::sessions::SessionInfo;
 use blockmux_proto::exports::Exports;
 use blockmux_proto::names::networks::AllowedNetworks;
 use blockmux_proto::volume_state::{
-    ERROR_KINDS, OriginTraffic, ReservationSummary, VolumeLatency, VolumeTraffic,
+    ERROR_KINDS, OriginTraffic, ReservationSummary, ServingState, VolumeLatency, VolumeState, VolumeTraffic,
 };
 use blockmux_volume::{Limits, VolumeLimits};
 use std::collections::BTreeMap;
@@ -159,6 +160,8 @@ pub(super) struct VolumeCounters {
     pub(super) orphaned: usize,
     pub(super) origins: Vec<OriginTraffic>,
     pub(super) reservation: ReservationSummary,
+    /// Whether this daemon serves a volume that several daemons serve in turns.
+    pub(super) is_active: Option<bool>,
     /// Populated memory of a RAM volume, in bytes.
     pub(super) populated: Option<u64>,
     /// Reconnects of a remote volume.
@@ -321,6 +324,14 @@ impl ControlServer {
                 let effect = self.snapshotted(volume)?.protect(name, *protected, caller)?;
                 Ok(Changed { answer: Answer::Done, effects: vec![effect] })
             }
+            Request::Activate { volume, take } => {
+                let (text, effects) = self.owned(volume)?.activate(*take, caller)?;
+                Ok(Changed { answer: Answer::Message(text), effects })
+            }
+            Request::Deactivate { volume } => {
+                let (text, effects) = self.owned(volume)?.deactivate(caller)?;
+                Ok(Changed { answer: Answer::Message(text), effects })
+            }
             Request::Disconnect { session } => self.disconnect(session),
             Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
             Request::RemoveSecret { name, force } => self.remove_secret(name, *force, caller),
@@ -388,12 +399,25 @@ impl ControlServer {
         Added { urls, name, protocols_without_listener }
     }
 
-    /// A volume, for commands about its snapshots.
-    fn snapshotted<'a>(&'a self, name: &'a str) -> Result<SnapshottedVolume<'a>, ApiError> {
-        let state = self.reloader.state_of(name).ok_or_else(|| {
+    /// A volume, for the commands that make it active or standby.
+    fn owned<'a>(&'a self, name: &'a str) -> Result<OwnedVolume<'a>, ApiError> {
+        let state = self.state_of(name)?;
+        let (blocking, cores) = (&self.reloader.blocking, self.reloader.cores());
+        let sessions = self.connection_limits.limit.sessions();
+        Ok(OwnedVolume { name, state, blocking, sessions, cores })
+    }
+
+    /// The state of a volume that exists.
+    fn state_of(&self, name: &str) -> Result<Arc<VolumeState>, ApiError> {
+        self.reloader.state_of(name).ok_or_else(|| {
             let names: Vec<_> = self.exports.iter().map(|(_, export)| export.name.clone()).collect();
             commands::no_volume(name, names.iter().map(String::as_str))
-        })?;
+        })
+    }
+
+    /// A volume, for commands about its snapshots.
+    fn snapshotted<'a>(&'a self, name: &'a str) -> Result<SnapshottedVolume<'a>, ApiError> {
+        let state = self.state_of(name)?;
         let (exports, blocking) = (&self.exports, &self.reloader.blocking);
         Ok(SnapshottedVolume { name, state, exports, blocking })
     }
@@ -409,6 +433,7 @@ impl ControlServer {
                 orphaned: volume_state.orphans(),
                 origins: volume_state.traffic_by_origin(),
                 reservation: volume_state.reservation(),
+                is_active: volume_state.ownership().map(|_| volume_state.serving() == ServingState::Active),
                 populated: volume.populated().map(|now| now.bytes),
                 reconnects: volume.links().map(|links| links.reconnects),
             })
@@ -456,6 +481,7 @@ impl ControlServer {
                 reservation: Some(state.reservation())
                     .filter(|now| now.registrants > 0 || now.is_reserved)
                     .map(|now| ReservationStatus { registrants: now.registrants, reserved: now.is_reserved }),
+                serving: state.ownership().map(|_| state.serving().name().to_owned()),
                 reconnects: state.volume().links().map(|links| links.reconnects),
                 populated: state
                     .volume()

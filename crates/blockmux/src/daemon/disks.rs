@@ -692,7 +692,7 @@ mod tests {
     use crate::attach::fake::{self, FakeState};
     use crate::attach::own_io::by_this_program;
     use crate::daemon::config::VolumeEntry;
-    use crate::daemon::opening::{NamedVolume, VolumeOpener};
+    use crate::daemon::opening::{KnownVolumes, NamedVolume, VolumeOpener};
     use crate::protocol::policy::Policy;
     use crate::volume_kinds::open::Populate;
     use blockmux_engine::core::cores::CoresConfig;
@@ -714,7 +714,7 @@ mod tests {
                 may_grow: false,
                 policy: Policy::default(),
                 state: None,
-                uuids: BTreeMap::new(),
+                known: KnownVolumes::default(),
             };
             let open = |text: &str| {
                 let path = files.path().join(text);

@@ -29,6 +29,7 @@ mod opening;
 mod reload;
 mod role;
 mod secrets;
+mod serving_commands;
 mod setup;
 mod shutdown;
 mod snapshot_commands;

@@ -39,9 +39,17 @@ pub(super) struct VolumeOpener {
     pub(super) policy: Policy,
     /// State directory; `None` if there is none.
     pub(super) state: Option<PathBuf>,
-    /// UUIDs that the volumes had in the daemon from which this process takes over, by name. They
-    /// are used for data from which no UUID can be derived.
+    /// The volumes of the daemon from which this process takes over.
+    pub(super) known: KnownVolumes,
+}
+
+/// What is known of the volumes of the daemon from which a process takes over, by name.
+#[derive(Clone, Default)]
+pub(super) struct KnownVolumes {
+    /// Their UUIDs, which are used for data from which no UUID can be derived.
     pub(super) uuids: BTreeMap<String, VolumeUuid>,
+    /// Whether the daemon was standby for them; only of images that one daemon owns at a time.
+    pub(super) are_standby: BTreeMap<String, bool>,
 }
 
 impl NamedVolume {
@@ -102,7 +110,7 @@ impl VolumeOpener {
         let is_owned = image.as_ref().is_some_and(OpenImage::is_owned);
         let Identified { mut uuid, is_lasting } =
             if is_owned { identify(named, data.as_ref(), "")? } else { local };
-        if let Some(known) = self.uuids.get(name).filter(|_| !is_lasting) {
+        if let Some(known) = self.known.uuids.get(name).filter(|_| !is_lasting) {
             uuid = *known;
         }
         let claims = !shared && !read_only && !info.read_only;
@@ -113,13 +121,19 @@ impl VolumeOpener {
                  shared between the two"
             );
         }
-        opened.own(spec)?;
+        let known = self.known.are_standby.get(name).copied();
+        let is_standby = image
+            .as_ref()
+            .is_some_and(|image| image.is_owned() && known.unwrap_or_else(|| image.is_standby()));
+        if !is_standby {
+            opened.own_now(spec)?;
+        }
         let target_name = target_name(named, uuid);
         let disk_number = data.as_ref().and_then(DataKey::disk_number);
         let unit = named.entry.scsi.clone();
         let identity = VolumeIdentity { uuid, unit, target_name, disk_number, claim: Box::new(claim) };
         let directory = self.state.as_deref().filter(|_| local.is_lasting);
-        let place = StatePlace { directory, local: local.uuid, image: image.as_ref() };
+        let place = StatePlace { directory, local: local.uuid, image: image.as_ref(), is_standby };
         let volume_state = state::load(&place, name, volume.clone(), identity)?;
         volume_state.limiter().set_limits(named.entry.volume_limits());
         let (name, description) = (name.clone(), named.entry.description.clone());

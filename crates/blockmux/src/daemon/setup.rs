@@ -9,7 +9,7 @@ use super::attachment::{self, ATTACHMENTS};
 use super::config::{Config, VolumeEntry, current_directory};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
-use super::opening::{NamedVolume, VolumeOpener};
+use super::opening::{KnownVolumes, NamedVolume, VolumeOpener};
 use super::role::{API_CERTIFICATES, API_TOKENS};
 use super::sources::{NamedList, Sources};
 use super::state;
@@ -29,7 +29,6 @@ use blockmux_engine::sys::congestion::Congestion;
 use blockmux_engine::volume::state::check_directory;
 use blockmux_lab::ceiling::Transport;
 use blockmux_proto::exports::{Export, Exports};
-use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Spec;
 use rustix::thread::CapabilitySet;
@@ -307,7 +306,7 @@ impl Setup {
             may_grow: self.may_change(),
             policy: self.policy.clone(),
             state: self.state.clone(),
-            uuids: BTreeMap::new(),
+            known: KnownVolumes::default(),
         }
     }
 
@@ -340,17 +339,13 @@ impl Setup {
         meant.map(open).collect()
     }
 
-    /// Opens all volumes that are not in `opened`. `uuids` are those of the daemon from which this
-    /// process takes over, by name.
+    /// Opens all volumes that are not in `opened`. `known` are those of the daemon from which this
+    /// process takes over.
     ///
     /// # Errors
     /// If one cannot be opened or exported.
-    pub(super) fn open(
-        &self,
-        mut opened: OpenedVolumes,
-        uuids: BTreeMap<String, VolumeUuid>,
-    ) -> Result<Exports, Failure> {
-        let opener = VolumeOpener { uuids, ..self.opener() };
+    pub(super) fn open(&self, mut opened: OpenedVolumes, known: KnownVolumes) -> Result<Exports, Failure> {
+        let opener = VolumeOpener { known, ..self.opener() };
         let populate = Populate::Until(Instant::now() + POPULATING);
         let open = |named: &NamedVolume| match opened.remove(&named.name) {
             Some(opened) => Ok(opened),

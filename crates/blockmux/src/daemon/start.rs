@@ -4,6 +4,7 @@
 use super::api::Probes;
 use super::disks::{DiskServer, Disks};
 use super::inherited::InheritedListeners;
+use super::opening::KnownVolumes;
 use super::setup::Setup;
 use super::takeover::Takeover;
 use super::{DaemonEvent, GRACE};
@@ -41,7 +42,7 @@ impl Opening<'_> {
             let probes = start_probes()?;
             let open = move || {
                 own.check_files()?;
-                own.open(BTreeMap::new(), BTreeMap::new())
+                own.open(BTreeMap::new(), KnownVolumes::default())
             };
             let exports = self.unless_stopped(open)?;
             return Ok(exports.map(|exports| (exports, probes)));
@@ -57,8 +58,8 @@ impl Opening<'_> {
         takeover.wait_for_release(inherited)?;
         let probes = start_probes()?;
         inherited.close_offered();
-        let (own, uuids) = (setup.clone(), takeover.uuids());
-        let exports = self.unless_stopped(move || own.open(new, uuids))?;
+        let (own, known) = (setup.clone(), takeover.known_volumes());
+        let exports = self.unless_stopped(move || own.open(new, known))?;
         exports.iter().try_for_each(|exports| takeover.restore(exports))?;
         Ok(exports.map(|exports| (exports, probes)))
     }

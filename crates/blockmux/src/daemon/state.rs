@@ -2,12 +2,13 @@
 //! the state of a volume.
 
 use crate::failure::Failure;
+use crate::process::privileges;
 use crate::volume_kinds::open::OpenImage;
-use blockmux_engine::volume::rbd::{RadosState, RadosStateError, RbdError, RbdVolume};
+use blockmux_engine::volume::rbd::{RadosState, RadosStateError, RbdError, RbdOwnership, RbdVolume};
 use blockmux_engine::volume::state::StateFile;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::volume_state::{
-    Commit, SharedState, StateGeneration, StoredState, VolumeIdentity, VolumeState,
+    Commit, ReservationImageError, SharedState, StateGeneration, StoredState, VolumeIdentity, VolumeState,
 };
 use blockmux_volume::Volume;
 use rustix::io::Errno;
@@ -61,6 +62,8 @@ pub(super) struct StatePlace<'a> {
     /// The image of Ceph that is the volume. If this process owns it, its reservations are beside
     /// it.
     pub(super) image: Option<&'a OpenImage>,
+    /// This process does not own the image now.
+    pub(super) is_standby: bool,
 }
 
 /// Creates the shared state of a volume and loads its reservations.
@@ -77,9 +80,14 @@ pub(super) fn load(
     let wrong = |what: String| Failure::request(format!("reservations of `{name}`: {what}"));
     match place.image {
         Some(image) if image.is_owned() => {
-            let (state, stored) = of_image(&image.volume, place, name).map_err(wrong)?;
+            let (state, stored) = match place.is_standby {
+                true => (RadosState::unowned(), None),
+                false => of_image(&image.volume, place, name)
+                    .map(|(state, stored)| (state, Some(stored)))
+                    .map_err(wrong)?,
+            };
             let object = state.name();
-            return VolumeState::identified(volume, identity, Some((state, &stored)))
+            return owned(&image.volume, name, volume, identity, (state, stored))
                 .map_err(|error| wrong(format!("object {object} {error}")));
         }
         Some(image) => check_unowned(&image.volume).map_err(wrong)?,
@@ -97,6 +105,29 @@ pub(super) fn load(
     VolumeState::identified(volume, identity, Some((file, &stored))).map_err(|error| {
         wrong(format!("{path} {error}; move it away to serve the volume without reservations"))
     })
+}
+
+/// The state of an image that one process owns at a time, this one now if its reservations are
+/// known.
+fn owned(
+    image: &Arc<RbdVolume>,
+    name: &str,
+    volume: Arc<dyn Volume>,
+    identity: VolumeIdentity,
+    (state, stored): (Arc<RadosState>, Option<StoredState>),
+) -> Result<Arc<VolumeState>, ReservationImageError> {
+    let ownership = RbdOwnership::new(image.clone(), state.clone(), privileges::keep_only_reading);
+    let volume_state = VolumeState::owned(volume, identity, ownership.clone(), state, stored.as_ref())?;
+    let (lost, name) = (Arc::downgrade(&volume_state), name.to_owned());
+    ownership.on_lost(move || {
+        if lost.upgrade().is_some_and(|volume_state| volume_state.lose()) {
+            warn!(
+                "`{name}`: another client has taken the image: the volume is standby, and sessions that use it must \
+                 connect again; 'ctl activate' takes it back"
+            );
+        }
+    });
+    Ok(volume_state)
 }
 
 /// The reservations beside an image that this process owns. Those of a state file are moved there,

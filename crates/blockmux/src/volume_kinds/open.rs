@@ -59,9 +59,14 @@ pub(crate) struct OpenImage {
 }
 
 impl OpenImage {
-    /// Whether this process owns the image, once [`Opened::own`] has succeeded.
+    /// Whether one process owns the image, and its reservations are stored beside it.
     pub(crate) fn is_owned(&self) -> bool {
         self.ownership.is_exclusive()
+    }
+
+    /// Whether the image is exported without being owned at first.
+    pub(crate) fn is_standby(&self) -> bool {
+        self.ownership == ImageOwnership::Standby
     }
 }
 
@@ -70,8 +75,21 @@ impl Opened {
     /// from other processes of this machine, because the present owner may be shut out now.
     ///
     /// # Errors
-    /// If another client owns it.
+    /// If another client owns it, or the spec says that this process does not own it.
     pub(crate) fn own(&self, spec: &Spec) -> Result<(), Failure> {
+        if self.image.as_ref().is_some_and(OpenImage::is_standby) {
+            return Err(Failure::request(format!(
+                "{spec}: exclusive=standby is for daemons, which own the image later; write exclusive=on or leave it out"
+            )));
+        }
+        self.own_now(spec)
+    }
+
+    /// Owns the image as [`Opened::own`] does, also one that is standby by its spec.
+    ///
+    /// # Errors
+    /// If another client owns it.
+    pub(crate) fn own_now(&self, spec: &Spec) -> Result<(), Failure> {
         let Some(image) = self.image.as_ref().filter(|image| image.is_owned()) else { return Ok(()) };
         let take = image.ownership == ImageOwnership::Take;
         // A daemon whose place this one takes may still be closing the image.

@@ -1,6 +1,7 @@
 //! Images of Ceph through the program, on a real cluster, which `make test-cluster` starts.
 
 mod owner;
+mod serving;
 
 use crate::ceph_cluster::TestImage;
 use crate::control::{Controlled, eventually};
@@ -228,12 +229,18 @@ fn the_commands_of_the_guide_work() {
     }
     let pages = pages();
     let guide = pages.iter().find(|page| page.name.ends_with("guides/ceph.md")).unwrap();
-    let lines: Vec<&str> = guide.blocks().into_iter().flat_map(|block| block.lines).collect();
+    let (configs, blocks): (Vec<_>, Vec<_>) =
+        guide.blocks().into_iter().partition(|block| block.language == "toml");
+    let lines: Vec<&str> = blocks.into_iter().flat_map(|block| block.lines).collect();
     let place = tempfile::tempdir().unwrap();
     fs::write(place.path().join("disk.img"), vec![9; 1 << 20]).unwrap();
     let etc = format!("{}/", image.conf.parent().unwrap().display());
     let commands: Vec<_> = lines.iter().filter(|line| !line.starts_with("apt ")).collect();
     assert!(commands.len() > 8, "{commands:?}");
+    assert_eq!(configs.len(), 1, "that of a gateway");
+    let own_conf = format!("id=blockmux&conf={}", image.conf.display());
+    let gateway = place.path().join("gateway.toml");
+    fs::write(&gateway, configs[0].lines.join("\n").replace("id=blockmux", &own_conf)).unwrap();
     let mut controlled = None;
     for line in commands {
         let line = line.replace("/etc/ceph/", &etc);
@@ -241,8 +248,11 @@ fn the_commands_of_the_guide_work() {
         let mut shell = Command::new("sh");
         if line.starts_with("blockmux ctl ") {
             // The daemon of the guide's reader serves the image as `disk`.
-            let spec = format!("disk=rbd:rbd/disk?id=blockmux&conf={}", image.conf.display());
-            let controlled = controlled.get_or_insert_with(|| Controlled::serve(&[&spec]));
+            let spec = format!("disk=rbd:rbd/disk?{own_conf}");
+            let is_gateway = line.contains("activate");
+            let of_gateway = ["--config", gateway.to_str().unwrap()];
+            let arguments = if is_gateway { &of_gateway[..] } else { &[&*spec] };
+            let controlled = controlled.get_or_insert_with(|| Controlled::serve(arguments));
             shell.env("BLOCKMUX_CONTROL", format!("unix:{}", controlled.socket().display()));
         }
         if line.starts_with("blockmux serve ") {

@@ -197,6 +197,10 @@ fn every_config_of_the_documents_is_valid_and_can_be_served() {
     let mut commands = Vec::new();
     for (page, block) in blocks.filter(|(_, block)| block.language == "toml") {
         let config = block.lines.join("\n");
+        // A cluster; `make test-cluster` serves it.
+        if config.contains("rbd:") {
+            continue;
+        }
         let mut table: toml::Table =
             config.parse().unwrap_or_else(|error| panic!("{}:{}: {error}", page.name, block.line));
         place.furnish(&table);

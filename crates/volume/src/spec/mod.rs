@@ -352,12 +352,18 @@ pub enum ImageOwnership {
     Exclusive,
     /// One client owns it; the present owner is shut out.
     Take,
+    /// One client owns it, and this one may later.
+    Standby,
 }
 
 impl ImageOwnership {
     /// The words of the option `exclusive`.
-    pub(super) const WORDS: [(&'static str, ImageOwnership); 3] =
-        [("off", ImageOwnership::Shared), ("on", ImageOwnership::Exclusive), ("take", ImageOwnership::Take)];
+    pub(super) const WORDS: [(&'static str, ImageOwnership); 4] = [
+        ("off", ImageOwnership::Shared),
+        ("on", ImageOwnership::Exclusive),
+        ("take", ImageOwnership::Take),
+        ("standby", ImageOwnership::Standby),
+    ];
 
     /// Whether one client owns it.
     #[must_use]

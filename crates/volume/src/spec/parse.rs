@@ -256,7 +256,9 @@ impl<'a> Parser<'a> {
 
     fn ownership(self, key: &str, value: &str) -> Parsed<ImageOwnership> {
         let found = ImageOwnership::WORDS.iter().find(|(word, _)| *word == value);
-        found.map(|(_, ownership)| *ownership).ok_or_else(|| self.value(key, value, "write on, off or take"))
+        found
+            .map(|(_, ownership)| *ownership)
+            .ok_or_else(|| self.value(key, value, "write on, off, take or standby"))
     }
 
     /// Parses the pool, the namespace, the image and the snapshot.

@@ -343,7 +343,8 @@ fn rbd() -> impl Strategy<Value = RbdSpec> {
     let ownership = prop_oneof![
         Just(ImageOwnership::Shared),
         Just(ImageOwnership::Exclusive),
-        Just(ImageOwnership::Take)
+        Just(ImageOwnership::Take),
+        Just(ImageOwnership::Standby)
     ];
     let options = (any::<bool>(), ownership, timeout, blocks());
     (names, access, options).prop_map(

@@ -40,6 +40,19 @@ pub(super) enum CtlCommand {
         #[arg(long, requires = "size")]
         shrink: bool,
     },
+    /// Serve a volume that several daemons serve in turns (exclusive=standby)
+    Activate {
+        /// Name of the volume
+        volume: String,
+        /// Shut out the daemon that serves it now, with all of its requests
+        #[arg(long)]
+        take: bool,
+    },
+    /// Stop serving a volume, so that another daemon can; sessions go on
+    Deactivate {
+        /// Name of the volume
+        volume: String,
+    },
     /// Create, list, delete or protect snapshots of a volume whose storage has them
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -150,6 +163,8 @@ impl CtlCommand {
             CtlCommand::Status(_) => Request::Status,
             CtlCommand::Sessions => Request::Sessions,
             CtlCommand::Disconnect { session } => Request::Disconnect { session },
+            CtlCommand::Activate { volume, take } => Request::Activate { volume, take },
+            CtlCommand::Deactivate { volume } => Request::Deactivate { volume },
             CtlCommand::Resize { name, size, shrink } => Request::Resize { name, size, shrink },
             CtlCommand::Snapshot(command) => command.request(),
             CtlCommand::Limit { name, limits, client_limits } => {

@@ -1,7 +1,9 @@
 //! Maps each command to its HTTP request, and the response to an answer.
 
 use super::objects;
-use crate::api::bodies::{ChangeLog, ChangeTarget, CreateSnapshot, Message, ProtectSnapshot, ResizeVolume};
+use crate::api::bodies::{
+    ActivateVolume, ChangeLog, ChangeTarget, CreateSnapshot, Message, ProtectSnapshot, ResizeVolume,
+};
 use crate::api::client::{Call, CallBody, segment};
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent, JSON, TOML};
 use crate::api::request::{Answer, Request};
@@ -48,6 +50,10 @@ pub(super) fn call(request: &Request) -> Call {
             with_body("POST", "/v1/log".to_owned(), json!(ChangeLog { levels: levels.clone() }))
         }
         Request::Disconnect { session } => Call::new("DELETE", format!("/v1/sessions/{}", segment(session))),
+        Request::Activate { volume, take } => {
+            with_body("POST", volume_path(volume, "activate"), json!(ActivateVolume { take: *take }))
+        }
+        Request::Deactivate { volume } => Call::new("POST", volume_path(volume, "deactivate")),
         Request::Snapshots { volume } => Call::new("GET", snapshots_path(volume)),
         Request::CreateSnapshot { volume, name } => create_snapshot(volume, name),
         Request::DeleteSnapshot { volume, name } => Call::new("DELETE", snapshot_path(volume, name)),
@@ -111,6 +117,8 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         }
         Request::Change(_)
         | Request::Limit { .. }
+        | Request::Activate { .. }
+        | Request::Deactivate { .. }
         | Request::Save
         | Request::Disconnect { .. }
         | Request::RemoveSecret { .. } => match serde_json::from_value(body)? {
@@ -152,7 +160,12 @@ fn snapshot_path(volume: &str, name: &str) -> String {
 
 /// The path of a volume's snapshots.
 fn snapshots_path(volume: &str) -> String {
-    format!("/v1/volumes/{}/snapshots", segment(volume))
+    volume_path(volume, "snapshots")
+}
+
+/// A path below that of a volume.
+fn volume_path(volume: &str, what: &str) -> String {
+    format!("/v1/volumes/{}/{what}", segment(volume))
 }
 
 fn force_query(force: bool) -> &'static str {

@@ -279,6 +279,7 @@ fn details(volume: &VolumeStatus, status: &Status) -> Vec<String> {
         let held = if *reserved { ", reserved" } else { "" };
         lines.push(format!("  registered   {registrants}{held}"));
     }
+    lines.extend(volume.serving.iter().map(|serving| format!("  serving      {}", printable(serving))));
     lines.extend(volume.reconnects.map(|reconnects| format!("  reconnects   {reconnects}")));
     let populated = volume.populated.as_ref();
     lines.extend(

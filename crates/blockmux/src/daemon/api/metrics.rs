@@ -144,6 +144,9 @@ impl DaemonCollector {
         let help = "Whether an initiator has reserved a volume";
         let reserved = gauge(|one| Some(f64::from(u8::from(one.reservation.is_reserved))));
         out.gauge("blockmux_volume_reserved", help, None, reserved)?;
+        let help = "Whether this daemon serves a volume that several daemons serve in turns";
+        let active = gauge(|one| one.is_active.map(|is_active| f64::from(u8::from(is_active))));
+        out.gauge("blockmux_volume_active", help, None, active)?;
         let help = "Memory of a RAM volume that is faulted in";
         let populated = gauge(|one| one.populated.map(|bytes| bytes as f64));
         out.gauge("blockmux_volume_populated", help, Some(Unit::Bytes), populated)?;

@@ -6,8 +6,8 @@ use super::requests::Asked;
 use super::{ApiState, config, document, health, metrics, objects, page, snapshots, takeover};
 use crate::api::action::ActionStatus;
 use crate::api::bodies::{
-    AddVolume, Added, AttachVolume, Attached, AttachedDevice, Attachment, ChangeLog, ChangeTarget,
-    LimitVolume, Message, ResizeVolume, Resized, SecretInfo, WriteSecret,
+    ActivateVolume, AddVolume, Added, AttachVolume, Attached, AttachedDevice, Attachment, ChangeLog,
+    ChangeTarget, LimitVolume, Message, ResizeVolume, Resized, SecretInfo, WriteSecret,
 };
 use crate::api::history::History;
 use crate::api::request::{Answer, Request};
@@ -65,6 +65,8 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(volumes, add))
         .routes(routes!(volume, remove))
         .routes(routes!(resize))
+        .routes(routes!(activate))
+        .routes(routes!(deactivate))
         .routes(routes!(limit))
         .routes(routes!(attach))
         .routes(routes!(detach))
@@ -248,6 +250,47 @@ async fn resize(
         Ok(()) => asked.run(request, StatusCode::OK).await,
         Err(error) => refusal(error),
     }
+}
+
+/// Make a volume active
+///
+/// The daemon acquires the image, and takes over the reservations beside it. Sessions of a standby
+/// volume go on; if another daemon has taken the volume from this one, those that use it end.
+#[utoipa::path(
+    post,
+    path = "/v1/volumes/{name}/activate",
+    params(("name" = String, Path, description = "Name of the volume")),
+    request_body = ActivateVolume,
+    responses(
+        (status = 200, body = Message),
+        (status = 409, body = ErrorBody, description = "Daemons do not serve the volume in turns, or it is becoming active or standby"),
+        (status = 500, body = ErrorBody, description = "Another daemon serves the volume, or the cluster does not answer; the message names the step")
+    )
+)]
+async fn activate(
+    asked: Asked,
+    Param(volume): Param<String>,
+    Body(ActivateVolume { take }): Body<ActivateVolume>,
+) -> Response {
+    asked.run(Request::Activate { volume, take }, StatusCode::OK).await
+}
+
+/// Make a volume standby
+///
+/// The daemon refuses I/O, completes what is in flight, stores all reservations and releases the
+/// image. Sessions go on.
+#[utoipa::path(
+    post,
+    path = "/v1/volumes/{name}/deactivate",
+    params(("name" = String, Path, description = "Name of the volume")),
+    responses(
+        (status = 200, body = Message),
+        (status = 409, body = ErrorBody, description = "Daemons do not serve the volume in turns, or it is becoming active or standby"),
+        (status = 500, body = ErrorBody, description = "I/O has not ended, or the cluster does not answer; the message names the step")
+    )
+)]
+async fn deactivate(asked: Asked, Param(volume): Param<String>) -> Response {
+    asked.run(Request::Deactivate { volume }, StatusCode::OK).await
 }
 
 /// Limit a volume's I/O
@@ -443,7 +486,7 @@ mod tests {
     #[test]
     fn every_path_documents_its_errors() {
         let document = document_json();
-        assert_eq!(document["paths"].as_object().unwrap().len(), 34);
+        assert_eq!(document["paths"].as_object().unwrap().len(), 36);
         for (name, operation) in operations(&document).iter().filter(|(name, _)| name.contains('{')) {
             assert!(operation["responses"]["404"].is_object(), "{name}");
         }

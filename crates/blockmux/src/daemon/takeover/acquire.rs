@@ -6,6 +6,7 @@ use crate::api::{ApiAddress, ControlPath};
 use crate::daemon::config::current_directory;
 use crate::daemon::inherited::InheritedListeners;
 use crate::daemon::offer::ListenerOffer;
+use crate::daemon::opening::KnownVolumes;
 use crate::daemon::reload::Reloader;
 use crate::daemon::setup::Setup;
 use crate::data::part::DataPart;
@@ -15,7 +16,6 @@ use crate::protocol::frontend::HandedSession;
 use blockmux_engine::net::host::ByteStream;
 use blockmux_engine::net::socket::{Listener, ListenerHandle, Stream};
 use blockmux_proto::exports::Exports;
-use blockmux_proto::names::volume_uuid::VolumeUuid;
 use rustix::fd::OwnedFd;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
@@ -204,10 +204,15 @@ impl Takeover {
         Ok(())
     }
 
-    /// The daemon's volume UUIDs, by volume name. This process must report the same to initiators.
-    pub(in crate::daemon) fn uuids(&self) -> BTreeMap<String, VolumeUuid> {
-        let known = self.offer.volumes.iter();
-        known.filter_map(|volume| Some((volume.name.clone(), volume.uuid.as_ref()?.parse().ok()?))).collect()
+    /// The daemon's volumes: this process must report the same UUIDs to initiators, and serve the
+    /// images that the daemon has served.
+    pub(in crate::daemon) fn known_volumes(&self) -> KnownVolumes {
+        let all = self.offer.volumes.iter();
+        let uuids = all.clone();
+        let uuids =
+            uuids.filter_map(|volume| Some((volume.name.clone(), volume.uuid.as_ref()?.parse().ok()?)));
+        let are_standby = all.filter_map(|volume| Some((volume.name.clone(), volume.is_standby?)));
+        KnownVolumes { uuids: uuids.collect(), are_standby: are_standby.collect() }
     }
 
     /// Restores the daemon's persistent reservations.

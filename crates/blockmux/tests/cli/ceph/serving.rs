@@ -1,0 +1,233 @@
+//! An image that two daemons serve in turns.
+
+use super::TestImage;
+use crate::control::{Controlled, eventually};
+use crate::daemon::Daemon;
+use crate::fencing::{APTPL, EXCLUSIVE_ACCESS, NAMES, READ_KEYS, REGISTER, RESERVE};
+use crate::program::{BLOCKMUX, blockmux, succeed, text};
+use crate::raw_client::RawClient;
+use crate::raw_iscsi::{CHECK_CONDITION, GOOD, RESERVATION_CONFLICT, RawIscsi};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+impl TestImage {
+    /// A daemon that exports it as `disk`, standby at first. `shared` lets two of them run on this
+    /// machine, as on two.
+    fn standby(&self, host: &str) -> Controlled {
+        let config = self.standby_config(host);
+        Controlled::serve(&["--config", &config, "--iscsi", "127.0.0.1:0", "--nvme-tcp", "127.0.0.1:0"])
+    }
+
+    fn standby_config(&self, host: &str) -> String {
+        let config = self.conf.with_file_name(format!("{}-{host}.toml", self.name));
+        let spec = self.standby_spec();
+        fs::write(&config, format!("[[volume]]\nname = 'disk'\nspec = '{spec}'\nshared = true\n")).unwrap();
+        config.to_str().unwrap().to_owned()
+    }
+
+    fn standby_spec(&self) -> String {
+        format!("{}&exclusive=standby", self.spec())
+    }
+}
+
+fn serving(daemon: &Controlled) -> Value {
+    daemon.status()["volumes"][0]["serving"].clone()
+}
+
+/// A session through one daemon, and what its target port group is.
+fn login(daemon: &Controlled, nth: usize) -> RawIscsi {
+    RawIscsi::login(&daemon.daemon.urls_of("iscsi")[0], NAMES[nth])
+}
+
+/// ASYMMETRIC ACCESS STATE of the only target port group.
+fn alua_state(session: &mut RawIscsi) -> u8 {
+    let (status, groups) = session.run(&[0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[], 256);
+    assert_eq!(status, GOOD);
+    groups[4]
+}
+
+/// Receives the unit attention of a changed state.
+fn take_attention(session: &mut RawIscsi) {
+    assert_eq!(session.run(&[0; 6], &[], 0).0, CHECK_CONDITION);
+}
+
+/// READ KEYS of one registration with key 7.
+const KEY_7: [u8; 8] = [0, 0, 0, 0, 0, 0, 0, 7];
+const OPTIMIZED: u8 = 0;
+const STANDBY: u8 = 2;
+
+#[test]
+fn a_volume_moves_between_daemons_with_its_reservations_while_sessions_stay() {
+    let Some(image) = TestImage::new("moved-on", &["--size", "16M"]) else { return };
+    let (first, second) = (image.standby("first"), image.standby("second"));
+    assert_eq!((serving(&first), serving(&second)), ("standby".into(), "standby".into()));
+    let [mut a, mut b] = [0, 1].map(|nth| login(&first, nth));
+    let mut there = login(&second, 0);
+    assert_eq!(a.inquiry_page(0x83), there.inquiry_page(0x83), "it is the same disk");
+    assert_eq!((alua_state(&mut a), a.access()), (STANDBY, [CHECK_CONDITION; 2]));
+    let mut nbd = RawClient::connect(&first.daemon.socket());
+    assert_eq!(nbd.write(0, 0, &[1; 512]), ESHUTDOWN);
+    assert_eq!(first.said(&["deactivate", "disk"]).trim(), "disk is standby already");
+    assert_eq!(first.said(&["activate", "disk"]).trim(), "disk is active");
+    assert_eq!(first.said(&["activate", "disk", "--take"]).trim(), "disk is active already");
+    assert_eq!(serving(&first), "active");
+    let refused = second.refusal(&["activate", "disk"]);
+    assert!(refused.contains("disk: acquiring the image: another client owns the image"), "{refused}");
+    [&mut a, &mut b].into_iter().for_each(take_attention);
+    assert_eq!((alua_state(&mut a), a.access()), (OPTIMIZED, [GOOD; 2]));
+    assert_eq!(nbd.write(0, 0, &[1; 512]), 0, "its session has stayed");
+    // A registration without APTPL, which a restart would lose.
+    assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);
+    assert_eq!(a.reserve_out(RESERVE, EXCLUSIVE_ACCESS, [7, 0], 0), GOOD);
+    assert_eq!(b.access(), [RESERVATION_CONFLICT; 2]);
+    assert_eq!(first.said(&["deactivate", "disk"]).trim(), "disk is standby");
+    assert_eq!(second.said(&["activate", "disk"]).trim(), "disk is active");
+    take_attention(&mut a);
+    assert_eq!((alua_state(&mut a), a.access()), (STANDBY, [CHECK_CONDITION; 2]));
+    take_attention(&mut b);
+    assert_eq!(b.access(), [CHECK_CONDITION; 2], "no conflict keeps it from the other path");
+    take_attention(&mut there);
+    assert_eq!(there.reserve_in(READ_KEYS)[8..], KEY_7);
+    // Both daemons call their port the same, so the nexus is the same.
+    assert_eq!(there.access(), [GOOD; 2]);
+    assert_eq!(login(&second, 1).access(), [RESERVATION_CONFLICT; 2]);
+    assert_eq!(there.reserve_out(REGISTER, 0, [7, 0], APTPL), GOOD);
+    second.said(&["deactivate", "disk"]);
+    first.said(&["activate", "disk"]);
+    take_attention(&mut b);
+    assert_eq!((b.access(), nbd.write(0, 0, &[2; 512])), ([GOOD; 2], 0));
+    assert_eq!(image.content(first.directory.path())[..512], [2; 512]);
+}
+
+#[test]
+fn clients_with_two_paths_write_without_an_error_while_a_volume_moves() {
+    let Some(image) = TestImage::new("paths", &["--size", "16M"]) else { return };
+    let gateways = [image.standby("one"), image.standby("two")];
+    gateways[0].said(&["activate", "disk"]);
+    for scheme in ["nvme+tcp", "iscsi"] {
+        let urls = gateways.each_ref().map(|gateway| gateway.daemon.urls_of(scheme).remove(0));
+        let [(one, rest), (two, same)] = urls.each_ref().map(|url| {
+            url.strip_prefix(scheme).unwrap().strip_prefix("://").unwrap().split_once('/').unwrap()
+        });
+        assert_eq!(rest, same, "it is the same target");
+        let client = Daemon::serve(&[&format!("{scheme}://{one},{two}/{rest}")]);
+        let is_over = AtomicBool::new(false);
+        let written = thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut nbd = RawClient::connect(&client.socket());
+                let mut written = 0_u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    written += 1;
+                    let block = [written as u8; 4096];
+                    assert_eq!(nbd.write(0, written % 512 * 4096, &block), 0, "{scheme}: write {written}");
+                    assert_eq!(nbd.read(written % 512 * 4096, 4096), block, "{scheme}: write {written}");
+                }
+                written
+            });
+            for _ in 0..3 {
+                for (from, to) in [(0, 1), (1, 0)] {
+                    gateways[from].said(&["deactivate", "disk"]);
+                    gateways[to].said(&["activate", "disk"]);
+                    assert_eq!(
+                        (serving(&gateways[from]), serving(&gateways[to])),
+                        ("standby".into(), "active".into())
+                    );
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+            writer.join().unwrap()
+        });
+        let content = image.content(gateways[0].directory.path());
+        for nth in written.saturating_sub(511).max(1)..=written {
+            let at = (nth % 512 * 4096) as usize;
+            assert!(content[at..at + 4096].iter().all(|byte| *byte == nth as u8), "{scheme}: write {nth}");
+        }
+    }
+}
+
+#[test]
+fn a_stopped_daemon_whose_volume_was_taken_writes_nothing_and_becomes_standby() {
+    let Some(image) = TestImage::new("taken", &["--size", "16M"]) else { return };
+    let (mut first, second) = (image.standby("first"), image.standby("second"));
+    first.said(&["activate", "disk"]);
+    let mut nbd = RawClient::connect(&first.daemon.socket());
+    assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
+    let mut session = login(&first, 0);
+    assert_eq!(session.reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
+    first.daemon.stop();
+    // What the client sends now is in the socket.
+    nbd.request(1, 0, 0, 512);
+    nbd.send(&[2; 512]);
+    assert_eq!(second.said(&["activate", "disk", "--take"]).trim(), "disk is active");
+    let mut there = RawClient::connect(&second.daemon.socket());
+    assert_eq!(there.write(0, 0, &[3; 512]), 0);
+    first.daemon.signal(Signal::CONT);
+    assert_eq!(nbd.reply(), ESHUTDOWN);
+    assert!(first.daemon.wait_for_line("another client has taken the image").contains("`disk`"));
+    eventually("it is standby", || serving(&first) == "standby");
+    assert!(first.said(&["status", "disk"]).contains("serving      standby"));
+    assert_eq!(nbd.write(0, 0, &[4; 512]), ESHUTDOWN);
+    take_attention(&mut session);
+    assert_eq!((alua_state(&mut session), session.access()), (STANDBY, [CHECK_CONDITION; 2]));
+    assert_eq!(there.read(0, 512), [3; 512]);
+    // It serves the volume again, with another connection to the cluster.
+    assert!(first.refusal(&["activate", "disk"]).contains("another client owns the image"));
+    second.said(&["deactivate", "disk"]);
+    assert_eq!(first.said(&["activate", "disk"]).trim(), "disk is active");
+    let mut again = RawClient::connect(&first.daemon.socket());
+    assert_eq!((again.read(0, 512), again.write(0, 0, &[5; 512])), (vec![3; 512], 0));
+    assert!(nbd.is_closed(), "what it has sent before may be sent elsewhere by now");
+    assert_eq!(login(&first, 0).reserve_in(READ_KEYS)[8..], KEY_7);
+    assert_eq!(image.content(first.directory.path())[..512], [5; 512]);
+}
+
+#[test]
+fn a_killed_daemon_loses_its_volume_to_one_that_takes_it() {
+    let Some(image) = TestImage::new("killed-owner", &["--size", "16M"]) else { return };
+    let (mut first, second) = (image.standby("first"), image.standby("second"));
+    first.said(&["activate", "disk"]);
+    first.daemon.signal(Signal::KILL);
+    first.daemon.wait();
+    assert_eq!(second.said(&["activate", "disk", "--take"]).trim(), "disk is active");
+    assert_eq!(RawClient::connect(&second.daemon.socket()).write(0, 0, &[1; 512]), 0);
+}
+
+#[test]
+fn a_daemon_that_takes_over_from_another_is_active_or_standby_as_that() {
+    let Some(image) = TestImage::new("handed-on", &["--size", "16M"]) else { return };
+    let place = tempfile::tempdir().unwrap();
+    let control = format!("unix:{}", place.path().join("control").display());
+    let (config, state) = (image.standby_config("host"), place.path().join("state"));
+    let own = ["--config", &config, "--iscsi", "127.0.0.1:0", "--control", &control];
+    let arguments = [&own[..], &["--state", state.to_str().unwrap()]].concat();
+    let ctl = |command: &str| succeed(Command::new(BLOCKMUX).args(["ctl", &control, command, "disk"]));
+    let access = |daemon: &Daemon| RawIscsi::login(&daemon.urls_of("iscsi")[0], NAMES[0]).access();
+    let take_over = |mut before: Daemon| {
+        let after = Daemon::serve_only(&[&arguments[..], &["--takeover", &control]].concat());
+        assert!(before.wait().success());
+        after
+    };
+    let first = Daemon::serve_only(&arguments);
+    ctl("activate");
+    let second = take_over(first);
+    assert_eq!(access(&second), [GOOD; 2]);
+    ctl("deactivate");
+    let third = take_over(second);
+    assert_eq!(access(&third), [CHECK_CONDITION; 2]);
+    ctl("activate");
+    assert_eq!(access(&third), [GOOD; 2]);
+}
+
+#[test]
+fn only_a_daemon_has_an_image_that_is_standby() {
+    let Some(image) = TestImage::new("copied", &["--size", "16M"]) else { return };
+    let refused = blockmux(["copy", "null:16m", &image.standby_spec()]);
+    let said = text(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("exclusive=standby is for daemons"), "{said}");
+}
+
+const ESHUTDOWN: u32 = 108;
