@@ -15,8 +15,8 @@ use std::ffi::{CStr, c_char};
 use std::ptr;
 
 impl Image {
-    /// Takes the lock until it is released, or the image is closed. A client that holds it by itself hands it
-    /// over; one that the cluster has lost is blocklisted, after half a minute.
+    /// Takes the lock until it is released, or the image is closed. A client that holds it by
+    /// itself hands it over; one that the cluster has lost is blocklisted, after half a minute.
     ///
     /// # Errors
     /// If another client has acquired the lock and answers, or the image has none.

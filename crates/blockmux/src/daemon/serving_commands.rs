@@ -120,7 +120,7 @@ fn activate(
     let promotion = match state.promote() {
         Ok(promotion) => promotion,
         Err(TransitionRefused::Already) => return Ok(Transition::Nothing),
-        Err(TransitionRefused::Busy) => return Err(busy(name)),
+        Err(refused) => return Err(busy(name, refused)),
     };
     if !wait_until(|| promotion.is_drained()) {
         return Err(in_flight(name, "standby"));
@@ -144,7 +144,7 @@ fn deactivate(name: &str, state: &Arc<VolumeState>, awaited: &Awaited) -> Result
     let mut leaving = match state.step_down() {
         Ok(leaving) => leaving,
         Err(TransitionRefused::Already) => return Ok(Transition::Nothing),
-        Err(TransitionRefused::Busy) => return Err(busy(name)),
+        Err(refused) => return Err(busy(name, refused)),
     };
     if !wait_until(|| leaving.is_drained()) {
         return Err(in_flight(name, "active"));
@@ -191,8 +191,8 @@ fn failure(name: &str, step: &str, error: impl std::fmt::Display) -> ApiError {
     ApiError::failed(format!("{name}: {step}: {error}"))
 }
 
-fn busy(name: &str) -> ApiError {
-    let text = format!("{name}: {}; try again when that is done", TransitionRefused::Busy);
+fn busy(name: &str, refused: TransitionRefused) -> ApiError {
+    let text = format!("{name}: {refused}; try again when that is done");
     ApiError::new(ErrorCode::Busy, text)
 }
 

@@ -10,7 +10,7 @@ use crate::scsi::{
     DeviceServer, ItNexus, LogicalUnit, Lun, ScsiStatus, ScsiTarget, TaskManagement, TaskStep, UnitIdentity,
 };
 use crate::testing::Pump;
-use crate::volume_state::{Admission, Epoch, NotAdmitted, RequiredAccess, VolumeState};
+use crate::volume_state::{Admission, Epoch, Fence, NotAdmitted, RequiredAccess, VolumeState};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{IoError, MemVolume, Op, Pool, Resize, Volume, Waker};
 use std::sync::Arc;
@@ -145,7 +145,7 @@ fn a_fenced_volume_refuses_sessions_until_they_connect_again() {
     used.0.run(&READ_10).good();
     used.1.holds_io = true;
     used.1.client_sends(&request(WRITE, &[7; 512])).unwrap();
-    let fence = volume_state.fence();
+    let fence = Fence::begin(&volume_state);
     let refused = |(scsi, nbd): &mut (TestNexus, Pump<NbdTargetSession>)| {
         assert_eq!(scsi.run_with(&WRITE_10, &[8; 512]).check(), (2, 0x040c));
         assert_eq!((ask(nbd, WRITE, &[8; 512]), ask(nbd, READ, &[])), (ESHUTDOWN, ESHUTDOWN));

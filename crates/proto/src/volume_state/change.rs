@@ -11,9 +11,10 @@
 //! the command that has made it may have ended.
 
 use super::image::{from_image, to_image};
+use super::ownership::ServingState;
 use super::reservations::{Notice, Notices, Registrant, Reservations};
 use super::shared_state::{Commit, SharedState, StateGeneration, StoredState};
-use super::{Change, ServingState, Table, VolumeState};
+use super::{Change, Table, VolumeState};
 use std::sync::{Arc, OnceLock};
 
 /// A change of a volume's reservations by one command.

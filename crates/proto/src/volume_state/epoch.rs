@@ -38,21 +38,19 @@ pub struct Fence {
 }
 
 impl Fence {
+    /// Refuses all further I/O of sessions that have begun, with [`IoError::Fenced`], and of others
+    /// until [`Fence::begin_epoch`]. A fence that is dropped stays.
+    #[must_use]
+    pub fn begin(volume_state: &Arc<VolumeState>) -> Fence {
+        Fence { volume_state: volume_state.clone(), fenced_at: volume_state.in_flight.fence() }
+    }
+
     /// Begins the next epoch, once all I/O that was admitted before the fence is complete; call it
     /// until it returns true. Then sessions that begin may use the volume, and earlier ones never.
     /// If the volume was fenced again, that fence begins the epoch.
     #[must_use]
     pub fn begin_epoch(&self) -> bool {
         self.volume_state.in_flight.begin_epoch(self.fenced_at, Epoch::next)
-    }
-}
-
-impl VolumeState {
-    /// Refuses all further I/O of sessions that have begun, with [`IoError::Fenced`], and of others
-    /// until [`Fence::begin_epoch`]. A fence that is dropped stays.
-    #[must_use]
-    pub fn fence(self: &Arc<VolumeState>) -> Fence {
-        Fence { volume_state: self.clone(), fenced_at: self.in_flight.fence() }
     }
 }
 
@@ -100,7 +98,7 @@ mod tests {
         let (mut used, idle, of_other) = (user(&volume_state), user(&volume_state), user(&other));
         let io = write(&used).unwrap();
         assert_eq!(used.complaint(), Some("an initiator has reserved the volume"), "for another reason");
-        let fence = volume_state.fence();
+        let fence = Fence::begin(&volume_state);
         assert!(is_fenced(&used) && is_fenced(&idle));
         let early = user(&volume_state);
         assert!(!fence.begin_epoch() && is_fenced(&early), "a write is in flight");
@@ -119,15 +117,15 @@ mod tests {
     #[test]
     fn the_last_of_several_fences_begins_the_epoch() {
         let volume_state = volume_state();
-        let first = volume_state.fence();
-        let second = volume_state.fence();
+        let first = Fence::begin(&volume_state);
+        let second = Fence::begin(&volume_state);
         assert!(first.begin_epoch(), "it has nothing to do");
         assert!(is_fenced(&user(&volume_state)));
         assert!(second.begin_epoch());
         let new = user(&volume_state);
         assert!(write(&new).is_ok());
         // Epochs of other volumes change nothing.
-        assert!(super::tests::volume_state().fence().begin_epoch() && write(&new).is_ok());
+        assert!(Fence::begin(&super::tests::volume_state()).begin_epoch() && write(&new).is_ok());
     }
 
     #[test]
@@ -136,7 +134,7 @@ mod tests {
         let old = user(&volume_state);
         let mut range = AtomicRange::new(&volume_state, 0, 512);
         drop(write_in(&old, Some(&mut range)).unwrap());
-        let fence = volume_state.fence();
+        let fence = Fence::begin(&volume_state);
         assert!(matches!(write_in(&old, Some(&mut range)), Err(NotAdmitted::Denied(IoError::Fenced))));
         assert!(fence.begin_epoch(), "its lock delays no epoch");
         let new = user(&volume_state);
@@ -150,7 +148,7 @@ mod tests {
     fn who_may_not_write_locks_no_range() {
         let volume_state = volume_state();
         let old = user(&volume_state);
-        assert!(volume_state.fence().begin_epoch());
+        assert!(Fence::begin(&volume_state).begin_epoch());
         let mut range = AtomicRange::new(&volume_state, 0, 512);
         assert!(matches!(write_in(&old, Some(&mut range)), Err(NotAdmitted::Denied(IoError::Fenced))));
         assert!(write(&user(&volume_state)).is_ok(), "the range is not locked");

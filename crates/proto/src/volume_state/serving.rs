@@ -12,65 +12,10 @@
 
 use super::change::{NotChanged, ProposalOutcome, ReservationChange};
 use super::epoch::Epoch;
+use super::ownership::{Ownership, ServingState};
 use super::{Change, Notices, ReservationImageError, Settling, StoredState, VolumeState, from_image};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Whether this process serves the I/O of a volume.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ServingState {
-    /// It does.
-    #[default]
-    Active,
-    /// It does not any longer, but I/O may be in flight.
-    Transitioning,
-    /// Another process may.
-    Standby,
-}
-
-impl ServingState {
-    /// The state's name in SCSI's words.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            ServingState::Active => "active",
-            ServingState::Transitioning => "transitioning",
-            ServingState::Standby => "standby",
-        }
-    }
-
-    fn of_number(number: u8) -> ServingState {
-        match number {
-            0 => ServingState::Active,
-            1 => ServingState::Transitioning,
-            _ => ServingState::Standby,
-        }
-    }
-}
-
-/// The right to serve a volume, which one process has at a time. The calls may block for ever.
-pub trait Ownership: Send + Sync {
-    /// Acquires it; with `take`, from the process that has it, whose later I/O fails. Then the
-    /// volume and its [`SharedState`](super::SharedState) can be used. Returns what was stored when
-    /// no other process could store any longer.
-    ///
-    /// # Errors
-    /// If another process has it, or the storage refuses it; the text says what to do.
-    fn acquire(&self, take: bool) -> Result<StoredState, String>;
-
-    /// Whether this process has it, as the storage says now.
-    ///
-    /// # Errors
-    /// If the storage does not say it.
-    fn is_held(&self) -> Result<bool, String>;
-
-    /// Gives it up. All completed writes are stable then.
-    ///
-    /// # Errors
-    /// If the storage refuses that. Whether this process still has it is unknown then.
-    fn release(&self) -> Result<(), String>;
-}
 
 /// A volume that is to become active.
 pub struct Promotion {
@@ -98,6 +43,9 @@ pub enum TransitionRefused {
     /// Another change is under way.
     #[error("it is becoming active or standby at present")]
     Busy,
+    /// The process that serves the volume next would not know of it.
+    #[error("a SANITIZE operation is in progress or has failed")]
+    Sanitizing,
 }
 
 /// Why a volume has not become active.
@@ -153,10 +101,11 @@ impl VolumeState {
     /// Begins to make an active volume standby: refuses further I/O, and notifies initiators.
     ///
     /// # Errors
-    /// If it is not active, or may become active just now.
+    /// If it is not active, may become active just now, or is being sanitized.
     pub fn step_down(self: &Arc<VolumeState>) -> Result<StepDown, TransitionRefused> {
         let mut table = self.lock();
         match table.serving {
+            ServingState::Active if table.is_closed => return Err(TransitionRefused::Sanitizing),
             ServingState::Active => {}
             ServingState::Standby if !table.is_promoted => return Err(TransitionRefused::Already),
             _ => return Err(TransitionRefused::Busy),
@@ -495,6 +444,9 @@ mod tests {
         drop(leaving);
         assert_eq!(process.serving(), ServingState::Active);
         assert!(write(&session).is_ok(), "nothing has changed");
+        process.close(true);
+        assert_eq!(process.step_down().err(), Some(TransitionRefused::Sanitizing));
+        process.close(false);
         let leaving = process.step_down().unwrap();
         drop(io);
         assert!(leaving.is_drained() && leaving.finish());

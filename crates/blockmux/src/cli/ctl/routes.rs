@@ -50,9 +50,7 @@ pub(super) fn call(request: &Request) -> Call {
             with_body("POST", "/v1/log".to_owned(), json!(ChangeLog { levels: levels.clone() }))
         }
         Request::Disconnect { session } => Call::new("DELETE", format!("/v1/sessions/{}", segment(session))),
-        Request::Activate { volume, take } => {
-            with_body("POST", volume_path(volume, "activate"), json!(ActivateVolume { take: *take }))
-        }
+        Request::Activate { volume, take } => activate(volume, *take),
         Request::Deactivate { volume } => Call::new("POST", volume_path(volume, "deactivate")),
         Request::Snapshots { volume } => Call::new("GET", snapshots_path(volume)),
         Request::CreateSnapshot { volume, name } => create_snapshot(volume, name),
@@ -144,6 +142,10 @@ fn apply(Fragment { path, content }: &Fragment, options: &ApplyOptions) -> Call 
         body: Some(body),
         ..Call::new("POST", format!("/v1/config/apply?{}", query.join("&")))
     }
+}
+
+fn activate(volume: &str, take: bool) -> Call {
+    with_body("POST", volume_path(volume, "activate"), json!(ActivateVolume { take }))
 }
 
 fn create_snapshot(volume: &str, name: &str) -> Call {

@@ -42,16 +42,17 @@ pub struct RbdOwnership {
 }
 
 impl RbdOwnership {
-    /// The ownership of an image, which this process may have. `on_start` is called by threads that
-    /// call the libraries.
+    /// The ownership of an image, which this process may have. `on_start` is called by threads
+    /// that call the libraries.
     #[must_use]
     pub fn new(volume: Arc<RbdVolume>, state: Arc<RadosState>, on_start: fn()) -> Arc<RbdOwnership> {
         let (on_lost, watched) = (OnceLock::new(), Mutex::default());
         Arc::new(RbdOwnership { volume, state, on_start, on_lost, watched })
     }
 
-    /// Has `call` called, on any thread, when the cluster is found to have blocklisted the client of
-    /// the image, because another one has taken it. It must not block. Only the first call counts.
+    /// Has `call` called, on any thread, when the cluster is found to have blocklisted the client
+    /// of the image, because another one has taken it. It must not block. Only the first call
+    /// counts.
     pub fn on_lost(&self, call: impl Fn() + Send + Sync + 'static) {
         // The first one stays.
         let _ = self.on_lost.set(Arc::new(call));

@@ -25,11 +25,11 @@ pub struct RbdVolume {
     /// It is itself a snapshot, which has none.
     is_snapshot: bool,
     /// How the image is opened again.
-    opening: Option<Opening>,
+    opening: Option<ImageOpening>,
 }
 
 #[derive(Clone)]
-struct Opening {
+struct ImageOpening {
     cluster: ClusterOptions,
     name: ImageName,
     read_only: bool,
@@ -50,7 +50,7 @@ impl RbdVolume {
         read_only: bool,
         on_start: fn(),
     ) -> Result<RbdVolume, RbdError> {
-        let opening = Opening { cluster: cluster.clone(), name: name.clone(), read_only, on_start };
+        let opening = ImageOpening { cluster: cluster.clone(), name: name.clone(), read_only, on_start };
         let (image, has_changed) = opening.open()?;
         let volume = RbdVolume::of_image(image, name, has_changed);
         Ok(RbdVolume { opening: Some(opening), ..volume })
@@ -121,7 +121,7 @@ impl RbdVolume {
     }
 }
 
-impl Opening {
+impl ImageOpening {
     fn open(&self) -> Result<(Arc<Image>, Arc<AtomicBool>), RbdError> {
         let (sender, opened) = mpsc::channel();
         let own = self.clone();

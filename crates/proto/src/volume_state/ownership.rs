@@ -1,0 +1,59 @@
+//! The right to serve a volume, which processes have in turns.
+
+use super::shared_state::StoredState;
+
+/// Whether this process serves the I/O of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ServingState {
+    /// It does.
+    #[default]
+    Active,
+    /// It does not any longer, but I/O may be in flight.
+    Transitioning,
+    /// Another process may.
+    Standby,
+}
+
+impl ServingState {
+    /// The state's name in SCSI's words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            ServingState::Active => "active",
+            ServingState::Transitioning => "transitioning",
+            ServingState::Standby => "standby",
+        }
+    }
+
+    pub(super) fn of_number(number: u8) -> ServingState {
+        match number {
+            0 => ServingState::Active,
+            1 => ServingState::Transitioning,
+            _ => ServingState::Standby,
+        }
+    }
+}
+
+/// The right to serve a volume, which one process has at a time. The calls may block for ever.
+pub trait Ownership: Send + Sync {
+    /// Acquires it; with `take`, from the process that has it, whose later I/O fails. Then the
+    /// volume and its [`SharedState`](super::SharedState) can be used. Returns what was stored when
+    /// no other process could store any longer.
+    ///
+    /// # Errors
+    /// If another process has it, or the storage refuses it; the text says what to do.
+    fn acquire(&self, take: bool) -> Result<StoredState, String>;
+
+    /// Whether this process has it, as the storage says now.
+    ///
+    /// # Errors
+    /// If the storage does not say it.
+    fn is_held(&self) -> Result<bool, String>;
+
+    /// Gives it up. All completed writes are stable then.
+    ///
+    /// # Errors
+    /// If the storage refuses that. Whether this process still has it is unknown then.
+    fn release(&self) -> Result<(), String>;
+}
