@@ -402,9 +402,8 @@ impl ControlServer {
     /// A volume, for the commands that make it active or standby.
     fn owned<'a>(&'a self, name: &'a str) -> Result<OwnedVolume<'a>, ApiError> {
         let state = self.state_of(name)?;
-        let (blocking, cores) = (&self.reloader.blocking, self.reloader.cores());
         let sessions = self.connection_limits.limit.sessions();
-        Ok(OwnedVolume { name, state, blocking, sessions, cores })
+        Ok(OwnedVolume { name, state, reloader: &self.reloader, sessions })
     }
 
     /// The state of a volume that exists.

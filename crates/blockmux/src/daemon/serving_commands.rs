@@ -2,11 +2,10 @@
 //! in turns. They run without the right to change the daemon, because the storage may not answer,
 //! and change no config: a restart begins as the volume's spec says.
 
-use super::blocking_work::{Awaited, BlockingWork};
+use super::blocking_work::Awaited;
 use super::config_audit::{self, Caller};
-use super::reload::{DRAIN_TIMEOUT, wait};
+use super::reload::{DRAIN_TIMEOUT, Reloader, VolumeUsers, wait};
 use crate::api::{ApiError, ErrorCode};
-use blockmux_engine::core::cores::Cores;
 use blockmux_engine::serve::sessions::Sessions;
 use blockmux_proto::volume_state::{Ownership, ServingState, TransitionRefused, VolumeState};
 use std::sync::Arc;
@@ -18,9 +17,8 @@ use tracing::{info, warn};
 pub(super) struct OwnedVolume<'a> {
     pub(super) name: &'a str,
     pub(super) state: Arc<VolumeState>,
-    pub(super) blocking: &'a BlockingWork,
+    pub(super) reloader: &'a Reloader,
     pub(super) sessions: &'a Sessions,
-    pub(super) cores: &'a Cores,
 }
 
 /// What a command has done.
@@ -41,11 +39,13 @@ impl OwnedVolume<'_> {
         let work = move |awaited: &Awaited| activate(&name, &state, take, awaited);
         let done = self.run("active", caller, work)?;
         if done == Transition::EndsSessions {
-            let draining = self.sessions.drain_users(FENCED, &self.state);
-            self.cores.wake_all();
+            let (cores, users) = (self.reloader.cores(), VolumeUsers::new(self.reloader));
+            let draining =
+                self.sessions.drain_fenced(FENCED, &self.state, &users.named_by_sessions(self.name));
+            cores.wake_all();
             wait(DRAIN_TIMEOUT, || draining.left().is_empty());
             draining.close();
-            self.cores.wake_all();
+            cores.wake_all();
         }
         Ok(self.changed(done, "active"))
     }
@@ -70,7 +70,7 @@ impl OwnedVolume<'_> {
             let done = done.as_ref().map(|_| &effects[..]);
             config_audit::log(&caller, "a change of the serving state, given up before", done);
         };
-        self.blocking.within(LIMIT).run_change(self.name, work, late)?
+        self.reloader.blocking.within(LIMIT).run_change(self.name, work, late)?
     }
 
     /// The answer, and the effects in the words of a plan.

@@ -9,6 +9,7 @@
 use crate::serve::sessions::{Session, Sessions};
 use blockmux_proto::driver::audit_event::{AuditEvent, Login};
 use blockmux_proto::exports::VolumeId;
+use blockmux_proto::volume_state::Epoch;
 use std::sync::Arc;
 use tracing::{info, warn};
 
@@ -41,6 +42,8 @@ pub(crate) struct Audit {
     is_refused: bool,
     /// The connection is not the first of its session; the first one logs the session's lines.
     is_member: bool,
+    /// The epoch in which the connection began.
+    epoch: Epoch,
     /// The entry in the list of sessions.
     session: Option<Arc<Session>>,
 }
@@ -48,7 +51,8 @@ pub(crate) struct Audit {
 impl Audit {
     /// State of a new connection.
     pub(crate) fn new(peer: Arc<str>) -> Audit {
-        Audit { peer, login: None, is_refused: false, is_member: false, session: None }
+        let (login, is_refused, is_member, session) = (None, false, false, None);
+        Audit { peer, login, is_refused, is_member, epoch: Epoch::current(), session }
     }
 
     /// Logs an event; `sessions` lists a session that has logged in, and `volume` returns a
@@ -119,7 +123,7 @@ impl Audit {
 
     fn begin(&mut self, login: Login, sessions: &Sessions) {
         let login = Arc::new(login);
-        self.session = Some(sessions.begin(login.clone(), self.peer.clone()));
+        self.session = Some(sessions.begin(login.clone(), self.peer.clone(), self.epoch));
         self.login = Some(login);
     }
 

@@ -597,7 +597,7 @@ mod tests {
     use blockmux_proto::driver::frames::Mac;
     use blockmux_proto::driver::target::Charge;
     use blockmux_proto::exports::Export;
-    use blockmux_proto::volume_state::{NeededRange, error_kind};
+    use blockmux_proto::volume_state::{Epoch, NeededRange, error_kind};
     use blockmux_volume::conformance::TestCore;
     use blockmux_volume::{Cost, Io, Limit, Limits, MemVolume, Op, Volume, VolumeInfo, VolumeLimits};
     use std::collections::VecDeque;
@@ -1027,7 +1027,7 @@ mod tests {
         let completed = |initiator: &str, peer: &str| {
             let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
             let login = Login { initiator: initiator.to_owned(), ..Login::default() };
-            channels.count_for(&sessions.begin(login, peer));
+            channels.count_for(&sessions.begin(login, peer, Epoch::current()));
             limited.turn(&mut channels, &mut session).0
         };
         let peers = ["192.0.2.1:1", "192.0.2.1:2", "192.0.2.2:1"];
@@ -1062,7 +1062,7 @@ mod tests {
         let (mut channels, mut session) = (limited.channels(), Endless::new(2, 512));
         assert_eq!(limited.turn(&mut channels, &mut session), (1, 2));
         let login = Login { initiator: "iqn.a".to_owned(), ..Login::default() };
-        channels.count_for(&Sessions::default().begin(login, "192.0.2.1:1"));
+        channels.count_for(&Sessions::default().begin(login, "192.0.2.1:1", Epoch::current()));
         limited.set(0, 10);
         // What was throttled before starts, and the next ones are limited.
         let (completed, throttled) = limited.turn(&mut channels, &mut session);

@@ -2,7 +2,8 @@
 
 use crate::net::zone;
 use blockmux_proto::driver::audit_event::Login;
-use blockmux_proto::volume_state::{Meter, MeterReader, VolumeState, VolumeTraffic};
+use blockmux_proto::volume_state::{Epoch, Meter, MeterReader, VolumeState, VolumeTraffic};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -31,6 +32,8 @@ pub struct Session {
     listener: Arc<str>,
     fabric: Option<&'static str>,
     since: SystemTime,
+    /// The epoch in which its connection began: that of its admissions or an earlier one.
+    epoch: Epoch,
     /// [`OPEN`], [`DRAINING`] or [`CLOSED`].
     end: AtomicU8,
     /// Why it was asked to end.
@@ -80,9 +83,14 @@ fn client_of(login: &Login, peer: &str) -> String {
 }
 
 impl Sessions {
-    /// Adds a session to the list.
+    /// Adds a session to the list, whose connection began in `epoch`.
     #[must_use]
-    pub fn begin(&self, login: impl Into<Arc<Login>>, peer: impl Into<Arc<str>>) -> Arc<Session> {
+    pub fn begin(
+        &self,
+        login: impl Into<Arc<Login>>,
+        peer: impl Into<Arc<str>>,
+        epoch: Epoch,
+    ) -> Arc<Session> {
         let (login, peer) = (login.into(), peer.into());
         let session = Arc::new(Session {
             login,
@@ -90,6 +98,7 @@ impl Sessions {
             listener: self.listener.clone(),
             fabric: self.fabric,
             since: SystemTime::now(),
+            epoch,
             end: AtomicU8::new(OPEN),
             end_reason: OnceLock::new(),
             readers: Mutex::default(),
@@ -132,11 +141,23 @@ impl Sessions {
         Draining(meant.map(|session| session.drain(reason)).collect())
     }
 
-    /// Asks the sessions to end that use a volume, as [`Sessions::drain`] does.
+    /// Asks the sessions to end that a volume fences, of the targets that have it, as
+    /// [`Sessions::drain`] does. A session need not have sent I/O: the state of its path says
+    /// that it could.
     #[must_use]
-    pub fn drain_users(&self, reason: &'static str, volume_state: &VolumeState) -> Draining {
+    pub fn drain_fenced(
+        &self,
+        reason: &'static str,
+        volume_state: &VolumeState,
+        targets: &BTreeSet<String>,
+    ) -> Draining {
         let all: Vec<_> = self.all().iter().filter_map(Weak::upgrade).collect();
-        let meant = all.into_iter().filter(|session| !session.must_close() && session.uses(volume_state));
+        let is_fenced = |session: &Arc<Session>| {
+            !session.must_close()
+                && targets.contains(&session.login.target)
+                && volume_state.fences(session.epoch)
+        };
+        let meant = all.into_iter().filter(is_fenced);
         Draining(meant.map(|session| session.drain(reason)).collect())
     }
 
@@ -191,12 +212,6 @@ impl Session {
         Arc::downgrade(&self)
     }
 
-    /// Whether the session uses the volume.
-    fn uses(&self, volume_state: &VolumeState) -> bool {
-        let readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
-        readers.iter().any(|reader| volume_state.is_used_by(reader))
-    }
-
     /// Adds the counters of `meter` to this session.
     pub(crate) fn add(&self, meter: &Meter) {
         self.add_reader(meter.reader());
@@ -235,14 +250,18 @@ const CLOSED: u8 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockmux_proto::volume_state::Origin;
+    use blockmux_proto::volume_state::{Fence, Origin};
     use blockmux_volume::{Io, MemVolume, Op, Tag};
+
+    fn begin(sessions: &Sessions, login: Login, peer: &str) -> Arc<Session> {
+        sessions.begin(login, peer, Epoch::current())
+    }
 
     #[test]
     fn a_session_is_listed_with_its_traffic_until_it_ends() {
         let (sessions, served) = (Sessions::default(), VolumeState::new(Arc::new(MemVolume::new(1 << 20))));
         let login = Login { protocol: "nbd", target: "a".to_owned(), ..Login::default() };
-        let (one, other) = (sessions.begin(login.clone(), "x:1"), sessions.begin(login.clone(), "x:2"));
+        let (one, other) = (begin(&sessions, login.clone(), "x:1"), begin(&sessions, login.clone(), "x:2"));
         let meter = Meter::new(&served, Origin::default());
         one.add(&meter);
         meter.count(&Io::new(Tag(0), Op::Read, 0, 4096));
@@ -252,7 +271,7 @@ mod tests {
         drop(one);
         assert_eq!(sessions.list().len(), 1);
         drop(other);
-        (0..10_000).for_each(|_| drop(sessions.begin(Login::default(), "")));
+        (0..10_000).for_each(|_| drop(begin(&sessions, Login::default(), "")));
         assert!(sessions.all().capacity() < 64, "ended sessions take no room");
     }
 
@@ -260,8 +279,8 @@ mod tests {
     fn only_a_selected_session_drains_and_closes() {
         let sessions = Sessions::default();
         let login = |target: &str| Login { target: target.to_owned(), ..Login::default() };
-        let selected = sessions.at("127.0.0.1:1").begin(login("a"), "x:1");
-        let other = sessions.begin(login("b"), "x:2");
+        let selected = begin(&sessions.at("127.0.0.1:1"), login("a"), "x:1");
+        let other = begin(&sessions, login("b"), "x:2");
         let draining =
             sessions.drain("for a test", |info| info.login.target == "a" && info.listener == "127.0.0.1:1");
         assert!(selected.is_draining() && !selected.must_close() && !other.is_draining());
@@ -271,5 +290,22 @@ mod tests {
         assert!(selected.must_close() && !other.is_draining());
         drop(selected);
         assert!(draining.left().is_empty());
+    }
+
+    #[test]
+    fn the_sessions_end_that_a_volume_fences_whether_they_have_sent_io_or_not() {
+        let (sessions, volume) = (Sessions::default(), VolumeState::new(Arc::new(MemVolume::new(1 << 20))));
+        let start =
+            |target: &str| begin(&sessions, Login { target: target.to_owned(), ..Login::default() }, "x:1");
+        let [idle, used, of_other] = ["of the volume", "of the volume", "of another"].map(start);
+        used.add(&Meter::new(&volume, Origin::default()));
+        assert!(Fence::begin(&volume).begin_epoch());
+        let later = start("of the volume");
+        later.add(&Meter::new(&volume, Origin::default()));
+        let targets = BTreeSet::from(["of the volume".to_owned()]);
+        let draining = sessions.drain_fenced("for a test", &volume, &targets);
+        assert_eq!(draining.left().len(), 2);
+        assert!(idle.is_draining() && used.is_draining());
+        assert!(!of_other.is_draining() && !later.is_draining(), "they can go on");
     }
 }

@@ -17,11 +17,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// requests are sent afterwards. One number counts the epochs of all volumes, so that a session
 /// needs nothing for volumes that it does not use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Epoch(pub(super) u32);
+pub struct Epoch(pub(super) u32);
 
 impl Epoch {
     /// The epoch of a session that begins now.
-    pub(crate) fn current() -> Epoch {
+    #[must_use]
+    pub fn current() -> Epoch {
         Epoch(EPOCHS.load(Ordering::SeqCst))
     }
 

@@ -40,7 +40,7 @@ mod sync {
     pub(super) use std::sync::{Mutex, MutexGuard, PoisonError};
 }
 
-pub use epoch::Fence;
+pub use epoch::{Epoch, Fence};
 pub use image::ReservationImageError;
 pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
@@ -54,7 +54,6 @@ pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, Volume
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess};
 pub(crate) use change::{NotChanged, ReservationChange};
-pub(crate) use epoch::Epoch;
 pub(crate) use in_flight::Fenced;
 #[cfg(test)]
 pub(crate) use ranges::RangeGuard;
@@ -414,10 +413,10 @@ impl VolumeState {
         self.meters.sum()
     }
 
-    /// Whether these are counters of a present user of the volume.
+    /// Whether the I/O of sessions that began in this epoch is refused.
     #[must_use]
-    pub fn is_used_by(&self, reader: &MeterReader) -> bool {
-        self.meters.has(reader)
+    pub fn fences(&self, epoch: Epoch) -> bool {
+        self.in_flight.is_fenced(epoch.0)
     }
 
     /// The counters of the volume by listener.

@@ -289,11 +289,6 @@ impl Meters {
         users.filter(|user| !user.is_released()).collect()
     }
 
-    /// Whether these are counters of a present user.
-    pub(super) fn has(&self, reader: &MeterReader) -> bool {
-        self.lock().users.iter().any(|(_, counts)| Arc::ptr_eq(counts, &reader.0))
-    }
-
     pub(super) fn sum(&self) -> VolumeTraffic {
         let all = self.lock();
         let ended = all.ended.iter().map(|ended| ended.traffic);

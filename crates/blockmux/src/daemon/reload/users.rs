@@ -20,7 +20,7 @@ pub(in crate::daemon) struct VolumeUsers {
 }
 
 impl VolumeUsers {
-    pub(super) fn new(reloader: &Reloader) -> VolumeUsers {
+    pub(in crate::daemon) fn new(reloader: &Reloader) -> VolumeUsers {
         let sessions = reloader.connection_limits.limit.sessions().list();
         let mut by_target: HashMap<String, Vec<usize>> = HashMap::new();
         for (at, session) in sessions.iter().enumerate() {
@@ -36,13 +36,17 @@ impl VolumeUsers {
 
     /// The sessions that can use a volume, for messages.
     pub(in crate::daemon) fn of(&self, volume: &str) -> Vec<String> {
-        // Sessions of NBD name the export.
-        let names = self.targets_of(volume).into_iter().flatten().map(String::as_str).chain([volume]);
-        let names: BTreeSet<&str> = names.collect();
-        let all = names.into_iter().filter_map(|name| self.by_target.get(name)).flatten();
+        let names = self.named_by_sessions(volume);
+        let all = names.iter().filter_map(|name| self.by_target.get(name)).flatten();
         // Each session names one target.
         let all: BTreeSet<usize> = all.copied().collect();
         all.into_iter().filter_map(|at| self.sessions.get(at)).map(describe_session).collect()
+    }
+
+    /// The targets that sessions of a volume name.
+    pub(in crate::daemon) fn named_by_sessions(&self, volume: &str) -> BTreeSet<String> {
+        // Sessions of NBD name the export.
+        self.targets_of(volume).into_iter().flatten().cloned().chain([volume.to_owned()]).collect()
     }
 
     /// Whether sessions of a volume name this target.
