@@ -304,10 +304,10 @@ impl Disks {
         }
     }
 
-    /// The device of a volume that a command has just attached.
+    /// The device of an attached volume.
     ///
     /// # Errors
-    /// If it is not attached any longer.
+    /// If it has none, or none any longer.
     pub(super) fn device_of(&self, volume: &str) -> Result<PathBuf, ApiError> {
         let disk = self.lock().get(volume).and_then(|entry| entry.state.disk().map(|own| own.disk.clone()));
         let gone =

@@ -4,10 +4,11 @@
 
 use super::blocking_work::Awaited;
 use super::config_audit::{self, Caller};
+use super::disks::Disks;
 use super::reload::{DRAIN_TIMEOUT, Reloader, VolumeUsers, wait};
 use crate::api::{ApiError, ErrorCode};
 use blockmux_engine::serve::sessions::Sessions;
-use blockmux_proto::volume_state::{Ownership, ServingState, TransitionRefused, VolumeState};
+use blockmux_proto::volume_state::{Ownership, ServingState, StepDown, TransitionRefused, VolumeState};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,8 +36,9 @@ impl OwnedVolume<'_> {
     /// Makes the volume active; with `take`, the daemon that serves it now is shut out first.
     /// Returns the answer and the effects.
     pub(super) fn activate(&self, take: bool, caller: &Caller) -> Result<(String, Vec<String>), ApiError> {
-        let (name, state) = (self.name.to_owned(), self.state.clone());
-        let work = move |awaited: &Awaited| activate(&name, &state, take, awaited);
+        let (name, state, disks) = (self.name.to_owned(), self.state.clone(), self.reloader.disks.clone());
+        let work =
+            move |awaited: &Awaited| activate(&name, &state, take, &|| check_no_disk(&name, &disks), awaited);
         let done = self.run("active", caller, work)?;
         if done == Transition::EndsSessions {
             let (cores, users) = (self.reloader.cores(), VolumeUsers::new(self.reloader));
@@ -53,8 +55,9 @@ impl OwnedVolume<'_> {
     /// Makes the volume standby, so that another daemon can serve it. Returns the answer and the
     /// effects.
     pub(super) fn deactivate(&self, caller: &Caller) -> Result<(String, Vec<String>), ApiError> {
-        let (name, state) = (self.name.to_owned(), self.state.clone());
-        let work = move |awaited: &Awaited| deactivate(&name, &state, awaited);
+        let (name, state, disks) = (self.name.to_owned(), self.state.clone(), self.reloader.disks.clone());
+        let work =
+            move |awaited: &Awaited| deactivate(&name, &state, &|| check_no_disk(&name, &disks), awaited);
         let done = self.run("standby", caller, work)?;
         Ok(self.changed(done, "standby"))
     }
@@ -88,6 +91,18 @@ fn effect(name: &str, now: &str) -> String {
     format!("~ volume {name}: {now}")
 }
 
+/// Refuses to change a volume that has a disk on this machine: that is a client without another
+/// path, and its queues belong to the epoch in which they were made.
+fn check_no_disk(name: &str, disks: &Disks) -> Result<(), ApiError> {
+    let Ok(path) = disks.device_of(name) else { return Ok(()) };
+    let text = format!(
+        "{name}: its disk {} on this machine has no other path, so its I/O would fail; detach it first ('blockmux \
+         ctl detach-disk {name}')",
+        path.display()
+    );
+    Err(ApiError::new(ErrorCode::Conflict, text))
+}
+
 /// The right to serve the volume, if there is one.
 fn ownership_of<'a>(name: &str, state: &'a VolumeState) -> Result<&'a Arc<dyn Ownership>, ApiError> {
     let refusal = || {
@@ -100,10 +115,12 @@ fn ownership_of<'a>(name: &str, state: &'a VolumeState) -> Result<&'a Arc<dyn Ow
     state.ownership().ok_or_else(refusal)
 }
 
+/// `check_disks` refuses if the volume has disks on this machine.
 fn activate(
     name: &str,
     state: &Arc<VolumeState>,
     take: bool,
+    check_disks: &dyn Fn() -> Result<(), ApiError>,
     awaited: &Awaited,
 ) -> Result<Transition, ApiError> {
     let ownership = ownership_of(name, state)?;
@@ -122,8 +139,12 @@ fn activate(
         Err(TransitionRefused::Already) => return Ok(Transition::Nothing),
         Err(refused) => return Err(busy(name, refused)),
     };
+    if promotion.ends_sessions() {
+        // Nothing can end theirs but to detach them.
+        check_disks()?;
+    }
     if !wait_until(|| promotion.is_drained()) {
-        return Err(in_flight(name, "standby"));
+        return Err(in_flight(name, ServingState::Standby));
     }
     awaited.begin()?;
     let stored = ownership.acquire(take).map_err(|error| failure(name, "acquiring the image", error))?;
@@ -138,8 +159,17 @@ fn activate(
     Ok(done)
 }
 
-fn deactivate(name: &str, state: &Arc<VolumeState>, awaited: &Awaited) -> Result<Transition, ApiError> {
+/// `check_disks` refuses if the volume has disks on this machine.
+fn deactivate(
+    name: &str,
+    state: &Arc<VolumeState>,
+    check_disks: &dyn Fn() -> Result<(), ApiError>,
+    awaited: &Awaited,
+) -> Result<Transition, ApiError> {
     let ownership = ownership_of(name, state)?;
+    if state.serving() == ServingState::Active {
+        check_disks()?;
+    }
     awaited.begin()?;
     let mut leaving = match state.step_down() {
         Ok(leaving) => leaving,
@@ -147,7 +177,7 @@ fn deactivate(name: &str, state: &Arc<VolumeState>, awaited: &Awaited) -> Result
         Err(refused) => return Err(busy(name, refused)),
     };
     if !wait_until(|| leaving.is_drained()) {
-        return Err(in_flight(name, "active"));
+        return Err(in_flight(name, give_up(leaving, state)));
     }
     let mut stored = Ok(false);
     let is_known = wait_until(|| {
@@ -155,7 +185,8 @@ fn deactivate(name: &str, state: &Arc<VolumeState>, awaited: &Awaited) -> Result
         stored != Ok(false)
     });
     if !is_known || stored.is_err() {
-        let text = "the cluster does not store them; the volume stays active";
+        let now = give_up(leaving, state).name();
+        let text = format!("the cluster does not store them; the volume is {now}");
         return Err(failure(name, "storing the reservations", text));
     }
     if !leaving.finish() {
@@ -167,6 +198,12 @@ fn deactivate(name: &str, state: &Arc<VolumeState>, awaited: &Awaited) -> Result
         failure(name, "releasing the image", text)
     })?;
     Ok(Transition::Done)
+}
+
+/// Leaves a volume as it is; returns how, because another client may have taken the image meanwhile.
+fn give_up(leaving: StepDown, state: &VolumeState) -> ServingState {
+    drop(leaving);
+    state.serving()
 }
 
 /// Waits until it is so, for [`DRAIN_LIMIT`] at most; returns whether it is.
@@ -181,9 +218,9 @@ fn wait_until(mut is_so: impl FnMut() -> bool) -> bool {
     true
 }
 
-fn in_flight(name: &str, stays: &str) -> ApiError {
-    let text =
-        format!("I/O from before has not ended after {} s; the volume stays {stays}", DRAIN_LIMIT.as_secs());
+fn in_flight(name: &str, now: ServingState) -> ApiError {
+    let (limit, now) = (DRAIN_LIMIT.as_secs(), now.name());
+    let text = format!("I/O from before has not ended after {limit} s; the volume is {now}");
     failure(name, "draining I/O", text)
 }
 
@@ -281,11 +318,11 @@ mod tests {
     }
 
     fn go(state: &Arc<VolumeState>, take: bool) -> Result<Transition, String> {
-        activate("disk", state, take, &Awaited::default()).map_err(|error| error.to_string())
+        activate("disk", state, take, &|| Ok(()), &Awaited::default()).map_err(|error| error.to_string())
     }
 
     fn leave(state: &Arc<VolumeState>) -> Result<Transition, String> {
-        deactivate("disk", state, &Awaited::default()).map_err(|error| error.to_string())
+        deactivate("disk", state, &|| Ok(()), &Awaited::default()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -331,6 +368,33 @@ mod tests {
         *storage.is_owner.lock().unwrap() = false;
         assert_eq!(go(&state, false), Ok(Transition::EndsSessions));
         assert_eq!(storage.calls(), ["acquire", "is_held", "acquire"]);
+    }
+
+    #[test]
+    fn disks_of_this_machine_are_refused_where_they_would_fail_and_only_there() {
+        let (storage, state) = standby();
+        let refuse = || Err(ApiError::failed("its disk has no other path"));
+        let go_attached = || activate("disk", &state, false, &refuse, &Awaited::default());
+        let leave_attached = || deactivate("disk", &state, &refuse, &Awaited::default());
+        assert_eq!(leave_attached().unwrap(), Transition::Nothing);
+        assert_eq!(go_attached().unwrap(), Transition::Done, "they continue with the sessions");
+        assert_eq!(go_attached().unwrap(), Transition::Nothing);
+        assert!(leave_attached().is_err() && state.serving() == ServingState::Active);
+        *storage.is_owner.lock().unwrap() = false;
+        assert!(go_attached().is_err() && state.serving() == ServingState::Standby);
+        assert!(!*storage.is_owner.lock().unwrap());
+        assert_eq!(go(&state, false), Ok(Transition::EndsSessions));
+    }
+
+    #[test]
+    fn a_command_that_is_given_up_says_whether_the_volume_was_taken_meanwhile() {
+        let (_storage, state) = standby();
+        assert_eq!(go(&state, false), Ok(Transition::Done));
+        assert_eq!(give_up(state.step_down().unwrap(), &state), ServingState::Active);
+        let leaving = state.step_down().unwrap();
+        assert!(state.lose());
+        let said = in_flight("disk", give_up(leaving, &state)).to_string();
+        assert!(said.ends_with("the volume is standby"), "{said}");
     }
 
     #[test]
