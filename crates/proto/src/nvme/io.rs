@@ -456,11 +456,12 @@ pub(super) fn bytes(slba: u64, blocks: u64, shift: u32, size: u64) -> Result<(u6
 /// Checks the ANA state of the namespace at a port.
 #[inline]
 pub(crate) fn reach(subsystem: &Subsystem, namespace: &Namespace, port: u16) -> Result<(), NvmeStatus> {
-    if namespace.ana_group == 0 {
-        return Ok(());
-    }
+    // Whether the subsystem reports ANA or not, another path is what the host needs.
     if !namespace.is_served() {
         return Err(NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE);
+    }
+    if namespace.ana_group == 0 {
+        return Ok(());
     }
     match subsystem.ana.state(namespace.ana_group, port) {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => Ok(()),

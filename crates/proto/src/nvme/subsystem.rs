@@ -164,6 +164,12 @@ impl Subsystem {
         self
     }
 
+    /// Whether hosts are told the ANA states of the namespaces. That does not change.
+    #[must_use]
+    pub fn has_ana(&self) -> bool {
+        self.ana.is_there()
+    }
+
     /// Limits the subsystem to these ports.
     #[must_use]
     pub fn with_ports(self, ports: BTreeSet<u16>) -> Subsystem {

@@ -6,6 +6,7 @@ use super::namespaces::ConfiguredNamespace;
 use super::{NvmeTcp, default_nqn, of_volume};
 use crate::protocol::address::ListenerAddress;
 use crate::protocol::address::matches_listener;
+use crate::protocol::configured::HasVolumes;
 use crate::protocol::fabric::{AcceptRdma, FabricPort};
 use crate::protocol::frontend::{Frontend, LiveFrontend, Service, TargetsByVolume, VolumeNames};
 use crate::protocol::policy::{LiveAccess, Policy, PublicAccess};
@@ -93,6 +94,16 @@ impl NamespaceFactory {
             Some(ConfiguredNamespace { identity, .. }) => namespace.with_identity(identity),
             None => namespace,
         })
+    }
+
+    /// Whether a subsystem would have ANA if it were made now: hosts ask for that only when they
+    /// connect, and a volume that several daemons serve in turns needs it.
+    fn lacks_ana(&self, subsystem: &Subsystem, wanted: &ConfiguredSubsystem) -> bool {
+        let is_in_turns = |volume: &str| {
+            let found = self.exports.find(volume).and_then(|(id, _)| self.exports.volume_state(id));
+            found.is_some_and(|state| state.ownership().is_some())
+        };
+        !subsystem.has_ana() && wanted.volumes().any(is_in_turns)
     }
 
     /// Creates a configured subsystem with those of its volumes that exist.
@@ -280,6 +291,11 @@ impl LiveFrontend for LiveSubsystems {
                 self.node.withdraw(&subsystem.nqn);
                 self.hosts.remove_all(&self.node, subsystem);
                 state.disconnecting.push(PendingDisconnect::AllHosts(subsystem.clone()));
+            } else if same.is_some_and(|(wanted, _)| state.volumes.lacks_ana(subsystem, wanted)) {
+                // At once, because the volume may have come only after sessions were ended. Hosts
+                // connect again to the one that is made below.
+                self.node.remove(&subsystem.nqn);
+                self.hosts.remove_all(&self.node, subsystem);
             }
         }
         let served: BTreeMap<Nqn, Arc<Subsystem>> =
@@ -312,7 +328,13 @@ impl LiveFrontend for LiveSubsystems {
     fn targets_with_other_identities(&self, desired: &dyn Frontend) -> BTreeSet<String> {
         let Some(own) = (desired as &dyn Any).downcast_ref::<NvmeTcp>() else { return BTreeSet::new() };
         let state = self.state();
-        state.volumes.identities.changed_in(&own.identities(), &state.volumes.exports)
+        let mut changed = state.volumes.identities.changed_in(&own.identities(), &state.volumes.exports);
+        let is_remade = |wanted: &&ConfiguredSubsystem| {
+            self.node.find(&wanted.nqn).is_some_and(|now| state.volumes.lacks_ana(&now, wanted))
+        };
+        let remade = own.subsystems.iter().filter(is_remade);
+        changed.extend(remade.map(|wanted| wanted.nqn.as_str().to_owned()));
+        changed
     }
 
     fn may_continue(&self, session: &SessionInfo) -> bool {
@@ -383,3 +405,103 @@ impl LiveFrontend for LiveSubsystems {
 
 /// Maximum number of NVMe listeners with ANA states.
 pub(super) const MAX_PORTS: u16 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::SubsystemEntry;
+    use super::*;
+    use crate::protocol::units::LogicalUnits;
+    use blockmux_engine::core::cores::{Cores, CoresConfig};
+    use blockmux_engine::serve::sessions::Sessions;
+    use blockmux_proto::exports::Export;
+    use blockmux_proto::volume_state::{
+        Commit, Ownership, SharedState, StateGeneration, StoredState, VolumeIdentity, VolumeState,
+    };
+    use blockmux_volume::MemVolume;
+
+    /// What serves a volume in turns.
+    struct Owner;
+
+    impl Ownership for Owner {
+        fn acquire(&self, _take: bool) -> Result<StoredState, String> {
+            Ok(StoredState::default())
+        }
+
+        fn is_held(&self) -> Result<bool, String> {
+            Ok(true)
+        }
+
+        fn release(&self) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    impl SharedState for Owner {
+        fn propose(&self, _expected: StateGeneration, _image: &[u8]) -> StateGeneration {
+            StateGeneration(1)
+        }
+
+        fn outcome(&self, _proposal: StateGeneration) -> Option<Commit> {
+            Some(Commit::Committed)
+        }
+    }
+
+    #[test]
+    fn a_subsystem_is_made_anew_with_ana_for_a_volume_that_is_served_in_turns() {
+        let volume = Arc::new(MemVolume::new(1 << 20));
+        let export = |name: &str| {
+            let (name, description) = (name.to_owned(), String::new());
+            Export { name, description, read_only: false, volume: volume.clone() }
+        };
+        let identity = VolumeIdentity {
+            uuid: VolumeUuid::of_texts(&["image"]),
+            unit: Default::default(),
+            target_name: "image".to_owned(),
+            disk_number: None,
+            claim: Box::new(()),
+        };
+        let owned =
+            VolumeState::owned(volume.clone(), identity, Arc::new(Owner), Arc::new(Owner), None).unwrap();
+        let plain = (export("plain"), VolumeState::new(volume.clone()));
+        let exports = Exports::with_states(vec![plain]);
+        let (units, policy, sessions) = (LogicalUnits::new(&exports), Policy::default(), Sessions::default());
+        let cores = Cores::start(&CoresConfig::default()).unwrap();
+        let service = Service {
+            exports: &exports,
+            units: &units,
+            places: &[],
+            policy: &policy,
+            cores: &cores,
+            sessions: &sessions,
+        };
+        let config = |namespaces: &str| {
+            let entry = format!("nqn = 'nqn.a'\nnamespaces = {{ {namespaces} }}");
+            let entry: SubsystemEntry = toml::from_str(&entry).unwrap();
+            let subsystem = ConfiguredSubsystem::prepare(entry).unwrap();
+            NvmeTcp { subsystems: [subsystem].into_iter().collect(), ..NvmeTcp::default() }
+        };
+        let (before, after) = (config("1 = 'plain'"), config("1 = 'plain', 2 = 'image'"));
+        let (node, hosts) =
+            (NvmeNode::new(Vec::new(), Vec::new(), "machine"), LiveHosts::new(Treq::default(), "machine"));
+        let volumes = NamespaceFactory {
+            exports: exports.clone(),
+            node: "machine".to_owned(),
+            identities: before.identities(),
+        };
+        let live = LiveSubsystems::new(node, hosts, volumes, policy.clone(), false);
+        live.reconfigure(&before, &service);
+        let served = || live.node.subsystems().remove(0);
+        let first = served();
+        // The volume comes between the two calls of one change of the config.
+        live.reconfigure(&after, &service);
+        assert!(Arc::ptr_eq(&served(), &first) && !first.has_ana());
+        assert!(live.targets_with_other_identities(&after).is_empty());
+        exports.add(export("image"), owned).unwrap();
+        assert!(live.targets_with_other_identities(&after).contains("nqn.a"));
+        live.reconfigure(&after, &service);
+        let second = served();
+        assert!(second.has_ana() && second.attached().len() == 2);
+        live.reconfigure(&after, &service);
+        assert!(Arc::ptr_eq(&served(), &second));
+    }
+}

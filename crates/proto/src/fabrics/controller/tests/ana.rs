@@ -121,6 +121,27 @@ fn a_change_is_reported_to_the_hosts_of_the_port() {
 }
 
 #[test]
+fn a_namespace_that_another_process_serves_is_inaccessible_in_a_subsystem_without_ana_too() {
+    let process = TestCluster::default().process();
+    let export = Export {
+        name: "a".into(),
+        description: String::new(),
+        read_only: false,
+        volume: process.volume().clone(),
+    };
+    let exports = Exports::with_states(vec![(export, process.clone())]);
+    let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", Vec::new(), Vec::new());
+    let subsystem = Arc::new(subsystem.with_ana(Vec::new(), &[1]));
+    let uuid = VolumeUuid::of_texts(&["image"]);
+    subsystem.attach(Namespace::new(1, VolumeId(0), process, false, uuid), None).unwrap();
+    let ports = [FabricsPort::new(1, "0.0.0.0:4420".parse().unwrap())];
+    let node = (Arc::new(NvmeNode::new(vec![subsystem], ports.into(), "machine")), exports);
+    let status = at_port(&node, 1).0.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]).1.status;
+    assert_eq!(status.status(), NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE);
+    assert!(!status.do_not_retry(), "another path may succeed");
+}
+
+#[test]
 fn a_namespace_that_another_process_serves_is_inaccessible() {
     let cluster = TestCluster::default();
     let process = cluster.process();
