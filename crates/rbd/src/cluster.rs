@@ -52,7 +52,7 @@ pub struct Cluster {
     fsid: String,
     is_blocklisted: AtomicBool,
     /// Called when the cluster is found to have blocklisted this client.
-    on_blocklisted: Mutex<Vec<OnBlocklisted>>,
+    on_blocklisted: Mutex<Vec<Weak<OnBlocklisted>>>,
     /// How the cluster names this client as the owner of a lock, once it has owned one.
     address: OnceLock<String>,
 }
@@ -225,22 +225,31 @@ impl Cluster {
         if self.is_blocklisted.swap(true, Ordering::SeqCst) {
             return;
         }
-        let all = std::mem::take(&mut *self.calls());
-        all.iter().for_each(|call| call());
+        self.call_all();
     }
 
     /// Has `call` called, on any thread, when the cluster is found to have blocklisted this client;
-    /// at once if it has before. It must neither block nor use an image of the cluster.
-    pub fn on_blocklisted(&self, call: OnBlocklisted) {
-        self.calls().push(call);
+    /// at once if it has before; and never when the caller has dropped it. It must neither block
+    /// nor use an image of the cluster.
+    pub fn on_blocklisted(&self, call: &Arc<OnBlocklisted>) {
+        let mut calls = self.calls();
+        if calls.len() == calls.capacity() {
+            calls.retain(|call| call.strong_count() > 0);
+        }
+        calls.push(Arc::downgrade(call));
+        drop(calls);
         // Found meanwhile, so nobody else calls it.
         if self.is_blocklisted.load(Ordering::SeqCst) {
-            let all = std::mem::take(&mut *self.calls());
-            all.iter().for_each(|call| call());
+            self.call_all();
         }
     }
 
-    fn calls(&self) -> MutexGuard<'_, Vec<OnBlocklisted>> {
+    fn call_all(&self) {
+        let all = std::mem::take(&mut *self.calls());
+        all.iter().filter_map(Weak::upgrade).for_each(|call| call());
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Vec<Weak<OnBlocklisted>>> {
         self.on_blocklisted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -264,7 +273,7 @@ impl Cluster {
 }
 
 /// Called when the cluster is found to have blocklisted a client.
-pub type OnBlocklisted = Box<dyn Fn() + Send + Sync>;
+pub type OnBlocklisted = dyn Fn() + Send + Sync;
 
 impl Drop for Cluster {
     fn drop(&mut self) {
@@ -394,6 +403,28 @@ mod tests {
         for bad in ["", "a\0b"] {
             assert_eq!(c_string("the user", bad).unwrap_err().to_string(), "the user is not a name for Ceph");
         }
+    }
+
+    #[test]
+    fn calls_for_a_blocklisted_client_take_no_room_once_nobody_waits_for_them() {
+        use std::sync::atomic::AtomicU32;
+        let cluster = Cluster::of_library(crate::fake::library());
+        let called = Arc::new(AtomicU32::new(0));
+        let call = || {
+            let called = called.clone();
+            let count = move || {
+                called.fetch_add(1, Ordering::SeqCst);
+            };
+            Arc::new(count) as Arc<OnBlocklisted>
+        };
+        let kept = call();
+        cluster.on_blocklisted(&kept);
+        (0..1000).for_each(|_| cluster.on_blocklisted(&call()));
+        assert!(cluster.calls().capacity() < 64);
+        cluster.note_blocklisted();
+        assert_eq!(called.load(Ordering::SeqCst), 1);
+        cluster.on_blocklisted(&kept);
+        assert_eq!(called.load(Ordering::SeqCst), 2, "it is so already");
     }
 
     #[test]

@@ -371,7 +371,7 @@ pub(crate) fn functions() -> &'static RbdFunctions {
     &library().rbd
 }
 
-fn library() -> &'static Library {
+pub(crate) fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     let find = |name: &'static str| {
         let address = NonNull::new(function(name).cast_mut().cast::<c_void>());

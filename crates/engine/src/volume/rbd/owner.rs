@@ -5,6 +5,7 @@ use super::limit::{LIMIT, within_limit};
 use super::rados_state::RadosState;
 use super::volume::{RbdVolume, note_blocklisted};
 use blockmux_proto::volume_state::{Ownership, StoredState};
+use blockmux_rbd::cluster::OnBlocklisted;
 use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::Image;
 use blockmux_volume::Volume;
@@ -37,8 +38,8 @@ pub struct RbdOwnership {
     state: Arc<RadosState>,
     on_start: fn(),
     on_lost: OnceLock<Arc<dyn Fn() + Send + Sync>>,
-    /// The image whose client is watched for being blocklisted.
-    watched: Mutex<Option<Arc<Image>>>,
+    /// The image whose client is watched for being blocklisted, and what is called then.
+    watched: Mutex<Option<(Arc<Image>, Arc<OnBlocklisted>)>>,
 }
 
 impl RbdOwnership {
@@ -63,17 +64,20 @@ impl RbdOwnership {
     fn watch(&self) {
         let image = self.volume.image();
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_watched = watched.as_ref().is_some_and(|watched| Arc::ptr_eq(watched, &image));
+        let is_watched = watched.as_ref().is_some_and(|(watched, _)| Arc::ptr_eq(watched, &image));
         let Some(call) = self.on_lost.get().filter(|_| !is_watched) else { return };
-        *watched = Some(image);
-        drop(watched);
         let (volume, call) = (Arc::downgrade(&self.volume), call.clone());
-        self.volume.on_blocklisted(move || {
+        let call: Arc<OnBlocklisted> = Arc::new(move || {
             // A volume that has an image of another client by now has lost nothing.
             if volume.upgrade().is_some_and(|volume| volume.image().cluster().is_blocklisted()) {
                 call();
             }
         });
+        let before = watched.replace((image.clone(), call.clone()));
+        drop(watched);
+        image.cluster().on_blocklisted(&call);
+        // Without the lock, because the last user closes the image.
+        drop(before);
     }
 
     fn try_acquire(&self, take: bool) -> Result<StoredState, String> {

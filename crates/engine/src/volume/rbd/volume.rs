@@ -109,12 +109,6 @@ impl RbdVolume {
         Ok(())
     }
 
-    /// Has `call` called, on any thread, when the cluster is found to have blocklisted the client
-    /// of the present image. It must not block.
-    pub(super) fn on_blocklisted(&self, call: impl Fn() + Send + Sync + 'static) {
-        self.image().cluster().on_blocklisted(Box::new(call));
-    }
-
     /// Asks for the size with the next [`Volume::refresh_size`].
     pub(super) fn note_change(&self) {
         self.current.get().has_changed.store(true, Ordering::Relaxed);
