@@ -1,10 +1,10 @@
 //! The open image of a volume, and the queues of cores to it.
 
 use super::queue::RbdQueue;
-use super::state::ImageState;
+use super::state::{CurrentInfo, ImageState};
 use crate::core::reactor::EngineCore;
 use crate::volume::core_queues::CoreQueues;
-use blockmux_volume::IoError;
+use blockmux_volume::{IoError, VolumeInfo};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,17 +15,30 @@ use tracing::warn;
 /// then needs an image of another client, to which its channels change with their next request.
 pub(super) struct CurrentImage {
     state: Mutex<Arc<ImageState>>,
+    info: Arc<CurrentInfo>,
     /// [`ImageState::id`] of the image.
     id: AtomicU64,
 }
 
 impl CurrentImage {
     pub(super) fn new(state: Arc<ImageState>) -> Arc<CurrentImage> {
-        Arc::new(CurrentImage { id: AtomicU64::new(state.id), state: Mutex::new(state) })
+        let (id, info) = (AtomicU64::new(state.id), state.now.clone());
+        Arc::new(CurrentImage { id, info, state: Mutex::new(state) })
     }
 
     pub(super) fn get(&self) -> Arc<ImageState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The volume's properties.
+    #[inline]
+    pub(super) fn info(&self) -> VolumeInfo {
+        self.info.info()
+    }
+
+    /// What images share that the volume has one after the other.
+    pub(super) fn shared_info(&self) -> &Arc<CurrentInfo> {
+        &self.info
     }
 
     /// Whether the image has this [`ImageState::id`].
@@ -37,6 +50,7 @@ impl CurrentImage {
     /// Continues with another image.
     pub(super) fn set(&self, state: Arc<ImageState>) {
         let id = state.id;
+        self.info.set(&state.first);
         let before =
             std::mem::replace(&mut *self.state.lock().unwrap_or_else(PoisonError::into_inner), state);
         self.id.store(id, Ordering::Release);
@@ -60,4 +74,27 @@ pub(super) fn queue_of(
     })?;
     queues.add(state.id, &queue);
     Ok(queue)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::volume::RbdVolume;
+    use blockmux_rbd::fake::FakeImage;
+    use blockmux_rbd::image::ImageName;
+    use blockmux_volume::Volume;
+    use std::sync::Arc;
+
+    #[test]
+    fn the_properties_are_told_while_the_image_is_locked() {
+        let (pool, name) = ("rbd".to_owned(), "fake".to_owned());
+        let name = ImageName { pool, namespace: None, image: name, snapshot: None };
+        let image = FakeImage::new(1 << 20);
+        let volume = RbdVolume::of_image(image.open(false), &name, Arc::default());
+        let (current, other) = (volume.current.clone(), FakeImage::new(1 << 21));
+        let held = current.state.try_lock().unwrap();
+        assert_eq!((volume.info().size, volume.info().write_cache), (1 << 20, false));
+        drop(held);
+        volume.replace_image(other.open(true), &name, Arc::default()).unwrap();
+        assert_eq!((volume.info().size, volume.info().write_cache), (1 << 21, true));
+    }
 }

@@ -250,7 +250,7 @@ impl RbdQueue {
             RequestError::BeyondEnd | RequestError::Errno(Errno(libc::EOPNOTSUPP)) => 0,
             RequestError::Errno(_) => return None,
         };
-        self.image.compared_unit.fetch_min(unit, Ordering::Relaxed);
+        self.image.now.compared_unit.fetch_min(unit, Ordering::Relaxed);
         Some(Output::NotCompared)
     }
 

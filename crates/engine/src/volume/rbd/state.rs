@@ -14,11 +14,8 @@ pub(super) struct ImageState {
     pub(super) name: String,
     /// Properties at opening.
     pub(super) first: VolumeInfo,
-    /// Current size, in bytes.
-    pub(super) size: AtomicU64,
-    /// Units that can be compared and written, in bytes: those of the image, or fewer bytes if
-    /// librbd has refused them.
-    pub(super) compared_unit: AtomicU32,
+    /// Properties now, of all images that the volume has one after the other.
+    pub(super) now: Arc<CurrentInfo>,
     /// The image has changed since its size was asked for.
     pub(super) has_changed: Arc<AtomicBool>,
     /// Identifies the volume on its cores.
@@ -26,20 +23,50 @@ pub(super) struct ImageState {
     pub(super) status: Arc<StatusQueries>,
 }
 
-impl ImageState {
-    /// The properties now.
+/// Properties of a volume, which are asked for with each request: no lock is taken for them.
+pub(super) struct CurrentInfo {
+    /// What is the same for every client that opens the image.
+    fixed: VolumeInfo,
+    /// Current size, in bytes.
+    size: AtomicU64,
+    /// Units that can be compared and written, in bytes: those of the image, or fewer bytes if
+    /// librbd has refused them.
+    pub(super) compared_unit: AtomicU32,
+    has_cache: AtomicBool,
+}
+
+impl CurrentInfo {
+    pub(super) fn new(first: &VolumeInfo) -> CurrentInfo {
+        CurrentInfo {
+            fixed: first.clone(),
+            size: AtomicU64::new(first.size),
+            compared_unit: AtomicU32::new(first.compare_and_write_unit),
+            has_cache: AtomicBool::new(first.write_cache),
+        }
+    }
+
+    /// Takes the properties of an image that another client has opened.
+    pub(super) fn set(&self, first: &VolumeInfo) {
+        self.size.store(first.size, Ordering::Relaxed);
+        self.compared_unit.store(first.compare_and_write_unit, Ordering::Relaxed);
+        self.has_cache.store(first.write_cache, Ordering::Relaxed);
+    }
+
     pub(super) fn info(&self) -> VolumeInfo {
         VolumeInfo {
             size: self.size.load(Ordering::Relaxed),
             compare_and_write_unit: self.compared_unit.load(Ordering::Relaxed),
-            ..self.first.clone()
+            write_cache: self.has_cache.load(Ordering::Relaxed),
+            ..self.fixed.clone()
         }
     }
+}
 
+impl ImageState {
     /// Checks a request against the current size.
     #[inline]
     pub(super) fn check(&self, io: &Io) -> Result<(), IoError> {
-        self.first.check_within(io, self.size.load(Ordering::Relaxed))
+        self.first.check_within(io, self.now.size.load(Ordering::Relaxed))
     }
 
     /// Whether completed writes may be in a cache of this process.
@@ -52,14 +79,14 @@ impl ImageState {
         // Cleared before the size is asked for, so that a later change is noticed.
         if self.has_changed.swap(false, Ordering::Relaxed) {
             match self.image.size() {
-                Ok(size) => self.size.store(whole_blocks(size), Ordering::Relaxed),
+                Ok(size) => self.now.size.store(whole_blocks(size), Ordering::Relaxed),
                 Err(error) => {
                     self.has_changed.store(true, Ordering::Relaxed);
                     warn!("rbd:{}: its size may have changed, but cannot be read: {error}", self.name);
                 }
             }
         }
-        self.size.load(Ordering::Relaxed)
+        self.now.size.load(Ordering::Relaxed)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::channel::RbdChannel;
 use super::current::CurrentImage;
-use super::state::{BLOCK, ImageState, whole_blocks};
+use super::state::{BLOCK, CurrentInfo, ImageState, whole_blocks};
 use crate::core::reactor::EngineCore;
 use blockmux_rbd::cluster::{Cluster, ClusterOptions, why_it_hangs};
 use blockmux_rbd::error::{Errno, RbdError};
@@ -13,14 +13,14 @@ use blockmux_volume::{
 };
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use tracing::warn;
 
 /// An image of Ceph RBD.
 pub struct RbdVolume {
-    current: Arc<CurrentImage>,
+    pub(super) current: Arc<CurrentImage>,
     identity: String,
     /// It is itself a snapshot, which has none.
     is_snapshot: bool,
@@ -63,7 +63,8 @@ impl RbdVolume {
             warn!("rbd:{name}: its pool or image turns a cache on, so writes are stable only after a flush");
         }
         let identity = image.details().identity.clone();
-        let state = state_of(image, name, has_changed);
+        let info = Arc::new(CurrentInfo::new(&info_of(image.details())));
+        let state = state_of(image, name, has_changed, info);
         let (current, is_snapshot) = (CurrentImage::new(state), name.snapshot.is_some());
         RbdVolume { current, identity, is_snapshot, opening: None }
     }
@@ -105,7 +106,7 @@ impl RbdVolume {
         if image.details().identity != self.identity {
             return Err(RbdError::OtherImage(name.to_string()));
         }
-        self.current.set(state_of(image, name, has_changed));
+        self.current.set(state_of(image, name, has_changed, self.current.shared_info().clone()));
         Ok(())
     }
 
@@ -133,13 +134,16 @@ impl ImageOpening {
     }
 }
 
-fn state_of(image: Arc<Image>, name: &ImageName, has_changed: Arc<AtomicBool>) -> Arc<ImageState> {
-    let first = info_of(image.details());
+fn state_of(
+    image: Arc<Image>,
+    name: &ImageName,
+    has_changed: Arc<AtomicBool>,
+    now: Arc<CurrentInfo>,
+) -> Arc<ImageState> {
     Arc::new(ImageState {
         name: name.to_string(),
-        size: AtomicU64::new(first.size),
-        compared_unit: AtomicU32::new(first.compare_and_write_unit),
-        first,
+        first: info_of(image.details()),
+        now,
         image,
         has_changed,
         id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
@@ -187,7 +191,7 @@ fn compared_unit(unit: u32) -> u32 {
 
 impl Volume for RbdVolume {
     fn info(&self) -> VolumeInfo {
-        self.current.get().info()
+        self.current.info()
     }
 
     fn refresh_size(&self) -> u64 {
