@@ -234,11 +234,16 @@ impl StepDown {
         self.is_finished = true;
         let volume_state = &self.volume_state;
         let mut table = volume_state.lock();
-        let is_own = table.serving == ServingState::Transitioning;
+        let is_own = self.is_under_way(&table);
         if is_own {
             volume_state.set_serving(&mut table, ServingState::Standby, self.fenced_at);
         }
         is_own
+    }
+
+    /// Whether the volume was not lost since; it may step down again meanwhile.
+    fn is_under_way(&self, table: &super::Table) -> bool {
+        table.serving == ServingState::Transitioning && table.fenced_at == self.fenced_at
     }
 }
 
@@ -249,7 +254,7 @@ impl Drop for StepDown {
         }
         let volume_state = &self.volume_state;
         let mut table = volume_state.lock();
-        if table.serving == ServingState::Transitioning {
+        if self.is_under_way(&table) {
             volume_state.in_flight.continue_epoch(self.fenced_at);
             volume_state.set_serving(&mut table, ServingState::Active, self.fenced_at);
         }
@@ -490,6 +495,25 @@ mod tests {
         assert_eq!(process.reservation().registrants, 0);
         retire(&process);
         assert!(!process.promote().unwrap().ends_sessions());
+    }
+
+    #[test]
+    fn the_end_of_a_step_down_before_a_loss_changes_nothing_of_a_later_one() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        let begin = || {
+            cluster.promote(&process);
+            process.step_down().unwrap()
+        };
+        let first = begin();
+        assert!(process.lose());
+        let second = begin();
+        assert!(process.lose());
+        let third = begin();
+        assert!(!first.finish() && process.serving() == ServingState::Transitioning);
+        drop(second);
+        assert_eq!(process.serving(), ServingState::Transitioning);
+        assert!(third.finish() && process.serving() == ServingState::Standby);
     }
 
     #[test]
