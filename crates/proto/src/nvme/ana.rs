@@ -121,11 +121,14 @@ impl AnaGroups {
 
     /// The ANA log page at a port, for a host with this view.
     pub(crate) fn log(&self, view: &NamespaceView, port: u16, cdw10: u32) -> Vec<u8> {
+        // In one pass, because there may be as many groups as namespaces.
+        let mut members: BTreeMap<u32, Vec<&Namespace>> = BTreeMap::new();
+        view.iter().for_each(|namespace| members.entry(namespace.ana_group).or_default().push(namespace));
         let configured = self.groups.iter();
         let configured =
             configured.map(|group| (group.id, group.changes.load(Ordering::Acquire), group.state(port)));
-        let own = view.iter().filter(|_| self.are_namespaces);
-        let own = own.map(|namespace| (namespace.nsid, 0, AnaState::OPTIMIZED));
+        let own = members.keys().filter(|_| self.are_namespaces);
+        let own = own.map(|group| (*group, 0, AnaState::OPTIMIZED));
         let groups: Vec<_> = configured.chain(own).collect();
         let count_changes = |namespace: &Namespace| namespace.volume_state.serving_changes();
         let changes = view.iter().fold(0, |sum: u64, one| sum.wrapping_add(count_changes(one)));
@@ -137,21 +140,19 @@ impl AnaGroups {
         };
         let mut page = header.as_bytes().to_vec();
         for (id, own_changes, state) in groups {
-            let members = || view.iter().filter(|namespace| namespace.ana_group == id);
-            let namespaces: Vec<u32> = match cdw10 & ANA_RGO {
-                0 => members().map(|namespace| namespace.nsid).collect(),
-                _ => Vec::new(),
-            };
-            let is_served = members().all(Namespace::is_served);
+            let members = members.get(&id).map_or(&[][..], Vec::as_slice);
+            let listed = if cdw10 & ANA_RGO == 0 { members } else { &[] };
+            let is_served = members.iter().all(|namespace| namespace.is_served());
+            let changes = members.iter().map(|namespace| count_changes(namespace));
             let descriptor = AnaGroupDescriptor {
                 agid: id.into(),
-                nnsid: (namespaces.len() as u32).into(),
-                chgcnt: members().map(count_changes).fold(own_changes, u64::wrapping_add).into(),
+                nnsid: (listed.len() as u32).into(),
+                chgcnt: changes.fold(own_changes, u64::wrapping_add).into(),
                 state: if is_served { state.0 } else { AnaState::INACCESSIBLE.0 },
                 ..AnaGroupDescriptor::new_zeroed()
             };
             page.extend(descriptor.as_bytes());
-            page.extend(namespaces.into_iter().flat_map(u32::to_le_bytes));
+            page.extend(listed.iter().flat_map(|namespace| namespace.nsid.to_le_bytes()));
         }
         page
     }
