@@ -7,7 +7,7 @@ use super::config_audit::{self, Caller};
 use super::disks::Disks;
 use super::reload::{DRAIN_TIMEOUT, Reloader, VolumeUsers, wait};
 use crate::api::{ApiError, ErrorCode};
-use blockmux_engine::serve::sessions::Sessions;
+use blockmux_engine::serve::sessions::{Draining, Sessions};
 use blockmux_proto::volume_state::{Ownership, ServingState, StepDown, TransitionRefused, VolumeState};
 use std::sync::Arc;
 use std::thread;
@@ -28,7 +28,7 @@ enum Transition {
     /// The volume was in the state already.
     Nothing,
     Done,
-    /// It is active, and sessions that have begun before it was lost must connect again.
+    /// It is active, and sessions that have begun before it was active last must connect again.
     EndsSessions,
 }
 
@@ -41,13 +41,10 @@ impl OwnedVolume<'_> {
             move |awaited: &Awaited| activate(&name, &state, take, &|| check_no_disk(&name, &disks), awaited);
         let done = self.run("active", caller, work)?;
         if done == Transition::EndsSessions {
-            let (cores, users) = (self.reloader.cores(), VolumeUsers::new(self.reloader));
-            let draining =
-                self.sessions.drain_fenced(FENCED, &self.state, &users.named_by_sessions(self.name));
-            cores.wake_all();
+            let draining = self.drain_fenced();
             wait(DRAIN_TIMEOUT, || draining.left().is_empty());
             draining.close();
-            cores.wake_all();
+            self.reloader.cores().wake_all();
         }
         Ok(self.changed(done, "active"))
     }
@@ -59,7 +56,20 @@ impl OwnedVolume<'_> {
         let work =
             move |awaited: &Awaited| deactivate(&name, &state, &|| check_no_disk(&name, &disks), awaited);
         let done = self.run("standby", caller, work)?;
+        if done == Transition::Done {
+            // They may connect again at once: those that do are served with the next activation,
+            // which ends the others.
+            drop(self.drain_fenced());
+        }
         Ok(self.changed(done, "standby"))
+    }
+
+    /// Asks the sessions to end that have begun before the volume was last active.
+    fn drain_fenced(&self) -> Draining {
+        let targets = VolumeUsers::new(self.reloader).named_by_sessions(self.name);
+        let draining = self.sessions.drain_fenced(FENCED, &self.state, &targets);
+        self.reloader.cores().wake_all();
+        draining
     }
 
     fn run(
@@ -233,7 +243,7 @@ fn busy(name: &str, refused: TransitionRefused) -> ApiError {
     ApiError::new(ErrorCode::Busy, text)
 }
 
-/// Why a session ended whose volume was taken by another daemon meanwhile, for the log.
+/// Why a session ended whose volume is served by another daemon, or was meanwhile, for the log.
 const FENCED: &str = "the volume was fenced";
 /// Time for I/O in flight to end, and for reservations to be stored.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
@@ -355,7 +365,7 @@ mod tests {
         assert!(said.starts_with("disk: releasing the image: release fails"), "{said}");
         assert_eq!(state.serving(), ServingState::Standby);
         storage.fail(None);
-        assert_eq!(go(&state, false), Ok(Transition::Done));
+        assert_eq!(go(&state, false), Ok(Transition::EndsSessions));
         storage.fail(Some("is_held"));
         assert_eq!(go(&state, false).unwrap_err(), "disk: asking who owns the image: is_held fails");
         assert_eq!(state.serving(), ServingState::Active);

@@ -20,7 +20,7 @@
 //! # Epochs
 //! A user belongs to the epoch in which it began, and a fence ends the epochs of all users. The
 //! next epoch begins when the I/O of the earlier ones is complete (`epoch.rs`). A pause fences all
-//! users, too, and the epoch continues afterwards. The epoch shares a
+//! users, too, and the epoch continues afterwards, or ends. The epoch shares a
 //! word with the number of locks: without locks, an I/O of the current epoch passes both by one
 //! comparison.
 //!
@@ -291,6 +291,22 @@ impl InFlight {
             exclusion.epoch = paused;
             self.publish(&exclusion);
         }
+    }
+
+    /// Ends the epoch that was paused then: its users stay fenced when the epoch with this number
+    /// begins. A later fence stays.
+    pub(super) fn end_paused_epoch(&self, paused_at: u64, next: u32) {
+        let mut exclusion = self.exclusion();
+        if exclusion.epoch == NO_EPOCH && exclusion.fenced_at == paused_at {
+            exclusion.next_epoch = Some(next);
+        }
+    }
+
+    /// Whether users of this epoch are fenced for good.
+    pub(super) fn has_ended(&self, epoch: u32) -> bool {
+        let exclusion = self.exclusion();
+        let present = if exclusion.epoch == NO_EPOCH { exclusion.next_epoch } else { Some(exclusion.epoch) };
+        present.is_none_or(|present| epoch < present)
     }
 
     /// Whether users of this epoch are fenced.

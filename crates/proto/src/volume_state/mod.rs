@@ -161,7 +161,7 @@ pub(crate) struct Table {
     pub(crate) serving: ServingState,
     /// The time of the fence that [`Table::serving`] began with.
     fenced_at: u64,
-    /// Sessions that have begun are fenced for good, because the volume was lost.
+    /// Sessions that have begun before this are fenced for good.
     has_ended_sessions: bool,
     /// A [`Promotion`] is under way.
     is_promoted: bool,
@@ -413,10 +413,10 @@ impl VolumeState {
         self.meters.sum()
     }
 
-    /// Whether the I/O of sessions that began in this epoch is refused.
+    /// Whether the I/O of sessions that began in this epoch is refused for good.
     #[must_use]
     pub fn fences(&self, epoch: Epoch) -> bool {
-        self.in_flight.is_fenced(epoch.0)
+        self.in_flight.has_ended(epoch.0)
     }
 
     /// The counters of the volume by listener.

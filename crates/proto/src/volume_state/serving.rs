@@ -5,10 +5,12 @@
 //! ```text
 //!   standby ── Promotion: drained, owned, reservations loaded ──▶ active
 //!   active ── StepDown: transitioning, drained, stored ──▶ standby
-//!   active ── lose ──▶ standby, and the sessions that have begun are fenced for good
+//!   active ── lose ──▶ standby
 //! ```
-//! Sessions go on: the epoch that a step down pauses continues with the next promotion. All I/O
-//! that was admitted or throttled before is complete then.
+//! What leaves the active state fences the sessions that have begun, for good: a client may have
+//! given one up without this process knowing, and what it has sent may still arrive when the volume
+//! was active elsewhere and is here again. Those that begin afterwards are served once the volume
+//! is active. A step down that is given up fences nobody: all I/O was served here.
 
 use super::change::{NotChanged, ProposalOutcome, ReservationChange};
 use super::epoch::Epoch;
@@ -162,7 +164,7 @@ impl Promotion {
         self.settling.is_over()
     }
 
-    /// Whether sessions that have begun stay fenced, because the volume was lost.
+    /// Whether sessions that have begun before the volume was last active stay fenced.
     #[must_use]
     pub fn ends_sessions(&self) -> bool {
         self.ends_sessions
@@ -236,6 +238,8 @@ impl StepDown {
         let mut table = volume_state.lock();
         let is_own = self.is_under_way(&table);
         if is_own {
+            volume_state.in_flight.end_paused_epoch(self.fenced_at, Epoch::next());
+            table.has_ended_sessions = true;
             volume_state.set_serving(&mut table, ServingState::Standby, self.fenced_at);
         }
         is_own
@@ -410,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_go_on_with_the_reservations_of_the_process_that_served_meanwhile() {
+    fn sessions_find_the_reservations_of_the_process_that_served_meanwhile() {
         let cluster = Cluster::default();
         let (first, second) = (cluster.process(), cluster.process());
         let [one, two] = [1, 2].map(|id| user(&first, id));
@@ -430,9 +434,13 @@ mod tests {
         assert_eq!(write(&there[1]).err(), Some(IoError::Reserved));
         let mut clear = ReservationChange::new(&second, false);
         assert_eq!(clear.poll(|_, all| all.clear(&host(1), 7)), Ok(true));
+        let early = Epoch::current();
+        let again = [1, 2].map(|id| user(&first, id));
+        assert!(!first.fences(early) && first.fences(Epoch(0)));
         retire(&second);
         cluster.promote(&first);
-        assert!(write(&one).is_ok() && write(&two).is_ok(), "the sessions go on");
+        assert!(write(&again[0]).is_ok() && write(&again[1]).is_ok());
+        assert!(is_fenced(&one) && is_fenced(&two), "what they have sent may be out of date");
     }
 
     #[test]
@@ -494,7 +502,8 @@ mod tests {
         assert!(is_fenced(&before) && write(&after).is_ok());
         assert_eq!(process.reservation().registrants, 0);
         retire(&process);
-        assert!(!process.promote().unwrap().ends_sessions());
+        assert!(process.promote().unwrap().ends_sessions());
+        assert!(!cluster.process().promote().unwrap().ends_sessions(), "it was never active");
     }
 
     #[test]
