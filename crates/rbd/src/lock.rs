@@ -26,9 +26,9 @@ impl Image {
         let acquired = unsafe { (rbd.rbd_lock_acquire)(image, RBD_LOCK_MODE_EXCLUSIVE) };
         match Errno::check(acquired) {
             Ok(_) => {
-                if let Some(own) = self.lock_owner()? {
-                    self.cluster().note_address(own);
-                }
+                // Another thread may have released it meanwhile.
+                let lost = RbdError::Call { call: "rbd_lock_acquire", error: Errno(libc::EAGAIN) };
+                self.cluster().note_address(self.lock_owner()?.ok_or(lost)?);
                 Ok(())
             }
             Err(error) if error.0 == libc::EINVAL => Err(RbdError::NoLock),

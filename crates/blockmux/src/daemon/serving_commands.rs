@@ -134,13 +134,14 @@ fn activate(
     awaited: &Awaited,
 ) -> Result<Transition, ApiError> {
     let ownership = ownership_of(name, state)?;
+    let asked_at = state.serving_changes();
     if state.serving() == ServingState::Active {
         let failed = |error| failure(name, "asking who owns the image", error);
         if ownership.is_held().map_err(failed)? {
             return Ok(Transition::Nothing);
         }
         // Without I/O nobody has noticed it.
-        if state.lose() {
+        if state.lose_unless_changed(asked_at) {
             warn!("`{name}`: another client has taken the image");
         }
     }
@@ -157,14 +158,24 @@ fn activate(
         return Err(in_flight(name, ServingState::Standby));
     }
     awaited.begin()?;
-    let stored = ownership.acquire(take).map_err(|error| failure(name, "acquiring the image", error))?;
+    let failed = |error| failure(name, "acquiring the image", error);
+    let transition = promotion.transition().clone();
+    let stored = ownership.acquire(take, &transition).map_err(failed)?;
+    promotion.note_acquired();
+    let give_back = |step: &str, error: String| {
+        let released = ownership.release(&transition);
+        let kept = released.err().map(|error| format!("; and the image is not released: {error}"));
+        failure(name, step, format!("{error}{}", kept.unwrap_or_default()))
+    };
+    match ownership.is_held() {
+        Ok(true) => {}
+        Ok(false) => return Err(failed("another client has taken it meanwhile".to_owned())),
+        Err(error) => return Err(give_back("asking who owns the image", error)),
+    }
     state.check_size();
     let done = if promotion.ends_sessions() { Transition::EndsSessions } else { Transition::Done };
     if let Err(error) = promotion.finish(&stored) {
-        let released = ownership.release();
-        let kept = released.err().map(|error| format!("; and the image is not released: {error}"));
-        let text = format!("{error}{}", kept.unwrap_or_default());
-        return Err(failure(name, "loading the reservations", text));
+        return Err(give_back("loading the reservations", error.to_string()));
     }
     Ok(done)
 }
@@ -199,11 +210,11 @@ fn deactivate(
         let text = format!("the cluster does not store them; the volume is {now}");
         return Err(failure(name, "storing the reservations", text));
     }
-    if !leaving.finish() {
+    let Some(transition) = leaving.finish() else {
         let text = "another client has taken the image meanwhile; the volume is standby";
         return Err(failure(name, "draining I/O", text));
-    }
-    ownership.release().map_err(|error| {
+    };
+    ownership.release(&transition).map_err(|error| {
         let text = format!("{error}; the volume is standby, and another daemon must take the image");
         failure(name, "releasing the image", text)
     })?;
@@ -254,7 +265,9 @@ const LIMIT: Duration = Duration::from_secs(300);
 mod tests {
     use super::*;
     use blockmux_proto::names::volume_uuid::VolumeUuid;
-    use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState, VolumeIdentity};
+    use blockmux_proto::volume_state::{
+        self, Commit, SharedState, StateGeneration, StoredState, VolumeIdentity,
+    };
     use blockmux_volume::MemVolume;
     use std::sync::Mutex;
 
@@ -285,7 +298,7 @@ mod tests {
     }
 
     impl Ownership for Storage {
-        fn acquire(&self, take: bool) -> Result<StoredState, String> {
+        fn acquire(&self, take: bool, _transition: &volume_state::Transition) -> Result<StoredState, String> {
             self.call(if take { "acquire, take" } else { "acquire" })?;
             *self.is_owner.lock().unwrap() = true;
             Ok(self.stored.lock().unwrap().clone())
@@ -296,7 +309,7 @@ mod tests {
             Ok(*self.is_owner.lock().unwrap())
         }
 
-        fn release(&self) -> Result<(), String> {
+        fn release(&self, _transition: &volume_state::Transition) -> Result<(), String> {
             self.call("release")?;
             *self.is_owner.lock().unwrap() = false;
             Ok(())
@@ -341,7 +354,7 @@ mod tests {
         assert_eq!(leave(&state), Ok(Transition::Nothing));
         assert_eq!(go(&state, true), Ok(Transition::Done));
         assert_eq!(go(&state, true), Ok(Transition::Nothing), "it takes nothing from itself");
-        assert_eq!(storage.calls(), ["acquire, take", "is_held"]);
+        assert_eq!(storage.calls(), ["acquire, take", "is_held", "is_held"]);
         assert_eq!(leave(&state), Ok(Transition::Done));
         assert_eq!(leave(&state), Ok(Transition::Nothing));
         assert_eq!((storage.calls(), state.serving()), (vec!["release".to_owned()], ServingState::Standby));
@@ -377,7 +390,7 @@ mod tests {
         assert_eq!(go(&state, false), Ok(Transition::Done));
         *storage.is_owner.lock().unwrap() = false;
         assert_eq!(go(&state, false), Ok(Transition::EndsSessions));
-        assert_eq!(storage.calls(), ["acquire", "is_held", "acquire"]);
+        assert_eq!(storage.calls(), ["acquire", "is_held", "is_held", "acquire", "is_held"]);
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub use ownership::{Ownership, ServingState};
-pub use serving::{NotPromoted, NotStored, Promotion, StepDown, TransitionRefused};
+pub use serving::{NotPromoted, NotStored, Promotion, StepDown, Transition, TransitionRefused};
 pub use shared_state::{Commit, SharedState, StateGeneration, StoredState};
 pub use size_watch::SizeWatch;
 pub(crate) use traffic::UserMeter;
@@ -76,6 +76,7 @@ use change::ProposedChange;
 use image::{from_image, from_snapshot, to_snapshot};
 use in_flight::InFlight;
 use orphans::OrphanCount;
+use serving::CurrentTransition;
 use std::any::Any;
 use std::cell::OnceCell;
 use std::fmt;
@@ -163,8 +164,10 @@ pub(crate) struct Table {
     fenced_at: u64,
     /// Sessions that have begun before this are fenced for good.
     has_ended_sessions: bool,
-    /// A [`Promotion`] is under way.
-    is_promoted: bool,
+    /// The change of [`Table::serving`] that is under way.
+    transition: Option<CurrentTransition>,
+    /// Number of these changes.
+    transitions: u64,
     /// The generation of the stored reservations.
     stored: StateGeneration,
     /// The change that is being stored.

@@ -1,5 +1,6 @@
 //! The right to serve a volume, which processes have in turns.
 
+use super::serving::Transition;
 use super::shared_state::StoredState;
 
 /// Whether this process serves the I/O of a volume.
@@ -35,7 +36,9 @@ impl ServingState {
     }
 }
 
-/// The right to serve a volume, which one process has at a time. The calls may block for ever.
+/// The right to serve a volume, which one process has at a time. The calls may block for ever. One
+/// that changes the right has a clone of the transition until the storage has answered, and undoes
+/// what succeeds after it was given up.
 pub trait Ownership: Send + Sync {
     /// Acquires it; with `take`, from the process that has it, whose later I/O fails. Then the
     /// volume and its [`SharedState`](super::SharedState) can be used. Returns what was stored when
@@ -43,7 +46,7 @@ pub trait Ownership: Send + Sync {
     ///
     /// # Errors
     /// If another process has it, or the storage refuses it; the text says what to do.
-    fn acquire(&self, take: bool) -> Result<StoredState, String>;
+    fn acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, String>;
 
     /// Whether this process has it, as the storage says now.
     ///
@@ -55,5 +58,5 @@ pub trait Ownership: Send + Sync {
     ///
     /// # Errors
     /// If the storage refuses that. Whether this process still has it is unknown then.
-    fn release(&self) -> Result<(), String>;
+    fn release(&self, transition: &Transition) -> Result<(), String>;
 }

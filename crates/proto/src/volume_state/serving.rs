@@ -19,12 +19,44 @@ use super::{Change, Notices, ReservationImageError, Settling, StoredState, Volum
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// A change of the serving state that is under way: another one begins when all clones are dropped.
+/// A call of the storage has one until it has returned, which may be after its caller has given it
+/// up.
+#[derive(Clone)]
+pub struct Transition(Arc<TransitionEnd>);
+
+struct TransitionEnd {
+    volume_state: Arc<VolumeState>,
+    number: u64,
+}
+
+/// The change of the serving state that is under way.
+pub(super) struct CurrentTransition {
+    number: u64,
+    stage: Stage,
+}
+
+/// How far a change is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// A [`Promotion`] until the volume is owned: that it was lost before says nothing new.
+    Promoting,
+    /// A [`Promotion`] of a volume that is owned.
+    Acquired,
+    SteppingDown,
+    /// The ownership is given up.
+    Releasing,
+    /// Nobody waits for what the storage has been asked.
+    GivenUp,
+}
+
 /// A volume that is to become active.
 pub struct Promotion {
     volume_state: Arc<VolumeState>,
     fenced_at: u64,
     settling: Settling,
     ends_sessions: bool,
+    transition: Transition,
 }
 
 /// A volume that is to become standby. Dropping it makes the volume active again.
@@ -34,6 +66,7 @@ pub struct StepDown {
     settling: Settling,
     stored: Option<ReservationChange>,
     is_finished: bool,
+    transition: Transition,
 }
 
 /// Why a change of the serving state does not begin.
@@ -78,7 +111,8 @@ impl VolumeState {
     }
 
     /// Number of changes of [`VolumeState::serving`].
-    pub(crate) fn serving_changes(&self) -> u64 {
+    #[must_use]
+    pub fn serving_changes(&self) -> u64 {
         self.serving_changes.load(Ordering::Acquire)
     }
 
@@ -90,14 +124,14 @@ impl VolumeState {
         let mut table = self.lock();
         match table.serving {
             ServingState::Active => return Err(TransitionRefused::Already),
-            ServingState::Standby if !table.is_promoted => {}
+            ServingState::Standby if table.transition.is_none() => {}
             _ => return Err(TransitionRefused::Busy),
         }
-        table.is_promoted = true;
+        let transition = self.begin_transition(&mut table, Stage::Promoting);
         let (fenced_at, ends_sessions) = (table.fenced_at, table.has_ended_sessions);
         drop(table);
         let (volume_state, settling) = (self.clone(), self.settling());
-        Ok(Promotion { volume_state, fenced_at, settling, ends_sessions })
+        Ok(Promotion { volume_state, fenced_at, settling, ends_sessions, transition })
     }
 
     /// Begins to make an active volume standby: refuses further I/O, and notifies initiators.
@@ -108,16 +142,24 @@ impl VolumeState {
         let mut table = self.lock();
         match table.serving {
             ServingState::Active if table.is_closed => return Err(TransitionRefused::Sanitizing),
-            ServingState::Active => {}
-            ServingState::Standby if !table.is_promoted => return Err(TransitionRefused::Already),
+            ServingState::Active if table.transition.is_none() => {}
+            ServingState::Standby if table.transition.is_none() => return Err(TransitionRefused::Already),
             _ => return Err(TransitionRefused::Busy),
         }
+        let transition = self.begin_transition(&mut table, Stage::SteppingDown);
         let fenced_at = self.in_flight.pause_epoch();
         self.set_serving(&mut table, ServingState::Transitioning, fenced_at);
         drop(table);
         let volume_state = self.clone();
         let (settling, stored, is_finished) = (self.settling(), None, false);
-        Ok(StepDown { volume_state, fenced_at, settling, stored, is_finished })
+        Ok(StepDown { volume_state, fenced_at, settling, stored, is_finished, transition })
+    }
+
+    fn begin_transition(self: &Arc<VolumeState>, table: &mut super::Table, stage: Stage) -> Transition {
+        table.transitions = table.transitions.wrapping_add(1);
+        let number = table.transitions;
+        table.transition = Some(CurrentTransition { number, stage });
+        Transition(Arc::new(TransitionEnd { volume_state: self.clone(), number }))
     }
 
     /// Another process has taken the volume: it becomes standby at once. The sessions that have
@@ -125,8 +167,28 @@ impl VolumeState {
     /// have sent it again to the other process. Returns whether that is a change. It does not
     /// block.
     pub fn lose(&self) -> bool {
+        self.lose_locked(&mut self.lock())
+    }
+
+    /// Does what [`VolumeState::lose`] does, unless [`VolumeState::serving_changes`] has changed
+    /// since: what was asked then may be out of date.
+    pub fn lose_unless_changed(&self, changes: u64) -> bool {
         let mut table = self.lock();
+        self.serving_changes() == changes && self.lose_locked(&mut table)
+    }
+
+    fn lose_locked(&self, table: &mut super::Table) -> bool {
+        let stage = table.transition.as_ref().map(|transition| transition.stage);
+        if !matches!(stage, Some(Stage::Promoting | Stage::Acquired)) {
+            // What is left of it concerns a client that is shut out, and may take for ever.
+            table.transition = None;
+        }
         if table.serving == ServingState::Standby {
+            if stage == Some(Stage::Acquired) {
+                // The promotion has lost it before it has ended.
+                table.fenced_at = self.in_flight.fence_until_epoch(Epoch::next());
+                table.has_ended_sessions = true;
+            }
             return false;
         }
         // Whether it was stored is unknown, and the other process decides from now on.
@@ -135,7 +197,7 @@ impl VolumeState {
         }
         let fenced_at = self.in_flight.fence_until_epoch(Epoch::next());
         table.has_ended_sessions = true;
-        self.set_serving(&mut table, ServingState::Standby, fenced_at);
+        self.set_serving(table, ServingState::Standby, fenced_at);
         true
     }
 
@@ -170,6 +232,18 @@ impl Promotion {
         self.ends_sessions
     }
 
+    /// Keeps other changes from beginning while a call of the storage has it.
+    #[must_use]
+    pub fn transition(&self) -> &Transition {
+        &self.transition
+    }
+
+    /// [`Ownership::acquire`] has succeeded: from now on [`VolumeState::lose`] ends the promotion.
+    /// Whether the volume is still owned is asked for afterwards.
+    pub fn note_acquired(&self) {
+        self.transition.enter(&mut self.volume_state.lock(), Stage::Acquired);
+    }
+
     /// Makes the volume active, with what [`Ownership::acquire`] has returned: the initiators of
     /// registrations that are gone are notified, and then all of the new state.
     ///
@@ -193,9 +267,27 @@ impl Promotion {
     }
 }
 
+impl Transition {
+    /// Notes how far it is, unless another one is under way.
+    fn enter(&self, table: &mut super::Table, stage: Stage) {
+        if let Some(current) = table.transition.as_mut().filter(|current| current.number == self.0.number) {
+            current.stage = stage;
+        }
+    }
+}
+
+impl Drop for TransitionEnd {
+    fn drop(&mut self) {
+        let mut table = self.volume_state.lock();
+        if table.transition.as_ref().is_some_and(|current| current.number == self.number) {
+            table.transition = None;
+        }
+    }
+}
+
 impl Drop for Promotion {
     fn drop(&mut self) {
-        self.volume_state.lock().is_promoted = false;
+        self.transition.enter(&mut self.volume_state.lock(), Stage::GivenUp);
     }
 }
 
@@ -229,10 +321,10 @@ impl StepDown {
         made.map_err(|_: NotChanged<NotStored>| NotStored)
     }
 
-    /// Makes the volume standby, and notifies initiators. Returns whether it has not become standby
-    /// by itself before, because it was lost.
+    /// Makes the volume standby, and notifies initiators. Returns what keeps other changes from
+    /// beginning until the ownership is given up; `None` if the volume was lost before.
     #[must_use]
-    pub fn finish(mut self) -> bool {
+    pub fn finish(mut self) -> Option<Transition> {
         self.is_finished = true;
         let volume_state = &self.volume_state;
         let mut table = volume_state.lock();
@@ -241,8 +333,10 @@ impl StepDown {
             volume_state.in_flight.end_paused_epoch(self.fenced_at, Epoch::next());
             table.has_ended_sessions = true;
             volume_state.set_serving(&mut table, ServingState::Standby, self.fenced_at);
+            self.transition.enter(&mut table, Stage::Releasing);
         }
-        is_own
+        drop(table);
+        is_own.then(|| self.transition.clone())
     }
 
     /// Whether the volume was not lost since; it may step down again meanwhile.
@@ -328,7 +422,7 @@ pub(crate) mod testing {
     }
 
     impl Ownership for Cluster {
-        fn acquire(&self, _take: bool) -> Result<StoredState, String> {
+        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, String> {
             Ok(self.stored())
         }
 
@@ -336,7 +430,7 @@ pub(crate) mod testing {
             Ok(true)
         }
 
-        fn release(&self) -> Result<(), String> {
+        fn release(&self, _transition: &Transition) -> Result<(), String> {
             Ok(())
         }
     }
@@ -410,7 +504,7 @@ mod tests {
     /// Makes a process standby.
     fn retire(process: &Arc<VolumeState>) {
         let mut leaving = process.step_down().unwrap();
-        assert!(leaving.is_drained() && leaving.store() == Ok(true) && leaving.finish());
+        assert!(leaving.is_drained() && leaving.store() == Ok(true) && leaving.finish().is_some());
     }
 
     #[test]
@@ -462,7 +556,7 @@ mod tests {
         process.close(false);
         let leaving = process.step_down().unwrap();
         drop(io);
-        assert!(leaving.is_drained() && leaving.finish());
+        assert!(leaving.is_drained() && leaving.finish().is_some());
         assert_eq!(process.serving(), ServingState::Standby);
     }
 
@@ -519,10 +613,55 @@ mod tests {
         let second = begin();
         assert!(process.lose());
         let third = begin();
-        assert!(!first.finish() && process.serving() == ServingState::Transitioning);
+        assert!(first.finish().is_none() && process.serving() == ServingState::Transitioning);
         drop(second);
         assert_eq!(process.serving(), ServingState::Transitioning);
-        assert!(third.finish() && process.serving() == ServingState::Standby);
+        assert!(third.finish().is_some() && process.serving() == ServingState::Standby);
+    }
+
+    #[test]
+    fn no_change_begins_before_the_storage_has_answered_what_the_last_one_has_asked() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        let promotion = process.promote().unwrap();
+        let acquiring = promotion.transition().clone();
+        drop(promotion);
+        assert_eq!(process.promote().err(), Some(TransitionRefused::Busy));
+        drop(acquiring);
+        cluster.promote(&process);
+        let releasing = process.step_down().unwrap().finish().unwrap();
+        assert_eq!(process.promote().err(), Some(TransitionRefused::Busy));
+        let late = releasing.clone();
+        drop(releasing);
+        assert_eq!(process.promote().err(), Some(TransitionRefused::Busy));
+        // The answer to a client that is shut out means nothing, and may never come.
+        assert!(!process.lose());
+        let promotion = process.promote().unwrap();
+        drop(late);
+        assert_eq!(process.promote().err(), Some(TransitionRefused::Busy), "the later one is under way");
+        drop(promotion);
+        cluster.promote(&process);
+    }
+
+    #[test]
+    fn a_promotion_does_not_end_with_a_volume_that_is_lost_again() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        let promotion = process.promote().unwrap();
+        assert!(!process.lose(), "the client before was shut out");
+        promotion.note_acquired();
+        assert!(!process.lose());
+        assert_eq!(promotion.finish(&cluster.stored()), Err(NotPromoted::Lost));
+        assert_eq!(process.serving(), ServingState::Standby);
+        let promotion = process.promote().unwrap();
+        promotion.note_acquired();
+        promotion.finish(&cluster.stored()).unwrap();
+        let asked = process.serving_changes();
+        retire(&process);
+        cluster.promote(&process);
+        assert!(!process.lose_unless_changed(asked), "the answer is out of date");
+        assert!(write(&user(&process, 1)).is_ok());
+        assert!(process.lose_unless_changed(process.serving_changes()));
     }
 
     #[test]
@@ -532,7 +671,7 @@ mod tests {
         cluster.promote(&process);
         let session = user(&process, 1);
         let leaving = process.step_down().unwrap();
-        assert!(process.lose() && !leaving.finish());
+        assert!(process.lose() && leaving.finish().is_none());
         assert!(is_fenced(&session) && process.serving() == ServingState::Standby);
         cluster.promote(&process);
         let leaving = process.step_down().unwrap();

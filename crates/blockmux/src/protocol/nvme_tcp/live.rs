@@ -415,7 +415,7 @@ mod tests {
     use blockmux_engine::serve::sessions::Sessions;
     use blockmux_proto::exports::Export;
     use blockmux_proto::volume_state::{
-        Commit, Ownership, SharedState, StateGeneration, StoredState, VolumeIdentity, VolumeState,
+        Commit, Ownership, SharedState, StateGeneration, StoredState, Transition, VolumeIdentity, VolumeState,
     };
     use blockmux_volume::MemVolume;
 
@@ -423,7 +423,7 @@ mod tests {
     struct Owner;
 
     impl Ownership for Owner {
-        fn acquire(&self, _take: bool) -> Result<StoredState, String> {
+        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, String> {
             Ok(StoredState::default())
         }
 
@@ -431,7 +431,7 @@ mod tests {
             Ok(true)
         }
 
-        fn release(&self) -> Result<(), String> {
+        fn release(&self, _transition: &Transition) -> Result<(), String> {
             Ok(())
         }
     }

@@ -1,10 +1,10 @@
 //! Owning an image: one client has its exclusive lock, and all others are refused. A daemon may get
 //! and give up the ownership while it exports the image.
 
-use super::limit::{LIMIT, within_limit};
+use super::limit::{LIMIT, within, within_limit};
 use super::rados_state::RadosState;
 use super::volume::{RbdVolume, note_blocklisted};
-use blockmux_proto::volume_state::{Ownership, StoredState};
+use blockmux_proto::volume_state::{Ownership, StoredState, Transition};
 use blockmux_rbd::cluster::OnBlocklisted;
 use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::Image;
@@ -20,15 +20,27 @@ impl RbdVolume {
     /// # Errors
     /// If another client owns the image, or the image has no lock.
     pub fn own(&self, take: bool, on_start: fn()) -> Result<(), RbdError> {
+        self.own_during(take, on_start, ())
+    }
+
+    /// Owns the image as [`RbdVolume::own`] does. If that succeeds too late, the image is released
+    /// again. `held` is dropped when the cluster has answered.
+    fn own_during(&self, take: bool, on_start: fn(), held: impl Send + 'static) -> Result<(), RbdError> {
         let image = self.image();
         let waits = Arc::new(());
         let caller = Arc::downgrade(&waits);
-        let asked = image.clone();
-        within_limit(move || {
+        let (asked, late) = (image.clone(), image.clone());
+        let call = move || {
             on_start();
             acquire(&asked, take, || caller.strong_count() > 0)
-        })
-        .inspect_err(|error| note_blocklisted(image.cluster(), error))
+        };
+        let undo = move |()| {
+            warn!("an image was acquired too late, and is released again");
+            if let Err(error) = late.release_lock() {
+                warn!("the image is not released: {error}");
+            }
+        };
+        within(LIMIT, call, undo, held).inspect_err(|error| note_blocklisted(image.cluster(), error))
     }
 }
 
@@ -80,16 +92,17 @@ impl RbdOwnership {
         drop(before);
     }
 
-    fn try_acquire(&self, take: bool) -> Result<StoredState, String> {
+    fn try_acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, String> {
         let text = |error: RbdError| error.to_string();
         self.volume.open_again().map_err(text)?;
         self.watch();
-        let owned = match self.volume.own(take, self.on_start) {
+        let own = || self.volume.own_during(take, self.on_start, transition.clone());
+        let owned = match own() {
             // Nobody has noticed it before.
             Err(error) if is_blocklisted(&error) => {
                 self.volume.open_again().map_err(text)?;
                 self.watch();
-                self.volume.own(take, self.on_start)
+                own()
             }
             owned => owned,
         };
@@ -97,7 +110,7 @@ impl RbdOwnership {
         let loaded = self.load();
         if loaded.is_err() {
             // The error that follows says why, and the next attempt finds the lock.
-            let _ = self.release();
+            let _ = self.release(transition);
         }
         loaded
     }
@@ -112,8 +125,8 @@ impl RbdOwnership {
 }
 
 impl Ownership for RbdOwnership {
-    fn acquire(&self, take: bool) -> Result<StoredState, String> {
-        self.try_acquire(take)
+    fn acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, String> {
+        self.try_acquire(take, transition)
     }
 
     fn is_held(&self) -> Result<bool, String> {
@@ -127,10 +140,10 @@ impl Ownership for RbdOwnership {
         }
     }
 
-    fn release(&self) -> Result<(), String> {
+    fn release(&self, transition: &Transition) -> Result<(), String> {
         let image = self.volume.image();
         let asked = image.clone();
-        let released = within_limit(move || asked.release_lock());
+        let released = within(LIMIT, move || asked.release_lock(), drop, transition.clone());
         released
             .inspect_err(|error| note_blocklisted(image.cluster(), error))
             .map_err(|error| error.to_string())

@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(client.run(&READ).check(), (6, 0x2a06));
         assert_eq!(client.run(&READ).check(), (2, 0x040a));
         assert_eq!(client.run(&REPORT).good()[4], 15);
-        assert!(leaving.is_drained() && leaving.store() == Ok(true) && leaving.finish());
+        assert!(leaving.is_drained() && leaving.store() == Ok(true) && leaving.finish().is_some());
         assert_eq!(client.run(&READ).check(), (6, 0x2a06));
         assert_eq!(client.run(&READ).check(), (2, 0x040b));
         assert_eq!(other.run(&READ).check(), (6, 0x2a06));
