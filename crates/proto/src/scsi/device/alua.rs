@@ -261,6 +261,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_known_of_the_data_is_forgotten_when_another_process_may_change_it() {
+        use crate::scsi::device::sanitize::EraseRecord;
+        use crate::volume_state::Watch;
+        let cluster = TestCluster::default();
+        let process = cluster.process();
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
+        cluster.promote(&process);
+        let (token, ranges) = (Box::new([7; 512]), std::sync::Arc::from([(0, 512)]));
+        let watch = Watch::new(&process, std::sync::Arc::clone(&ranges));
+        unit.tokens.add(token.clone(), ranges, 60, watch).unwrap();
+        unit.change(|state| state.erased = Some(EraseRecord::now(&process, 1 << 20)));
+        assert!(matches!(unit.tokens.find(&token), Some(Ok(_))));
+        let _releasing = process.step_down().unwrap().finish();
+        assert!(matches!(unit.tokens.find(&token), Some(Err(_))));
+        assert!(unit.read_state(|state| state.erased.is_none()));
+    }
+
+    #[test]
     fn an_unknown_group_or_state_changes_nothing() {
         let mut client = DeviceBench::new().client("a");
         for wrong in [[2, 0, 0, 9], [14, 0, 0, 1], [15, 0, 0, 1], [4, 0, 0, 1]] {

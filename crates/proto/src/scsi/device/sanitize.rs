@@ -64,7 +64,7 @@ pub(super) struct EraseRecord {
 
 impl EraseRecord {
     /// Records a block erase of `size` bytes that has just completed.
-    fn now(volume_state: &VolumeState, size: u64) -> EraseRecord {
+    pub(super) fn now(volume_state: &VolumeState, size: u64) -> EraseRecord {
         let traffic = volume_state.traffic();
         EraseRecord { size, changes: traffic.writes.wrapping_add(traffic.cleared) }
     }

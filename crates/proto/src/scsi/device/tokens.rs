@@ -95,6 +95,15 @@ impl Tokens {
         }
     }
 
+    /// Cancels all tokens, because the data may change without their watches.
+    pub(super) fn cancel_all(&self) {
+        for token in &mut self.lock().tokens {
+            if matches!(token.state, TokenState::Valid(_)) {
+                token.state = TokenState::Invalid(Asc::TOKEN_CANCELLED);
+            }
+        }
+    }
+
     /// Advances the clock by a second; returns whether it must continue.
     pub(crate) fn tick(&self) -> bool {
         let mut table = self.lock();

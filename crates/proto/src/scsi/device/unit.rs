@@ -372,6 +372,9 @@ impl LogicalUnit {
 
 impl Watcher for LogicalUnit {
     fn on_change(&self, change: &Change<'_>) {
+        if matches!(change, Change::Serving(ServingState::Standby)) {
+            self.tokens.cancel_all();
+        }
         self.change(|state| match change {
             Change::Reservations { notices, aborts } => {
                 for (registrant, notice) in *notices {
@@ -382,6 +385,10 @@ impl Watcher for LogicalUnit {
                 state.record_size(self.volume_state.volume().info().size, None);
             }
             Change::Serving(serving) => {
+                if *serving == ServingState::Standby {
+                    // The data may change elsewhere.
+                    state.erased = None;
+                }
                 if std::mem::replace(&mut state.serving, *serving) != *serving {
                     state.establish_attention_for_all(None, Asc::ASYMMETRIC_ACCESS_STATE_CHANGED);
                 }
