@@ -236,6 +236,9 @@ pub enum ResizeError {
         /// Maximum size in bytes.
         most: u64,
     },
+    /// Another process serves the volume.
+    #[error("is not served by this daemon now; resize it where it is active")]
+    NotServed,
     /// The volume is read-only.
     #[error("is opened read-only; leave out the size to query its current size")]
     ReadOnly,

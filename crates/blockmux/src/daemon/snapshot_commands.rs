@@ -6,7 +6,7 @@ use super::config_audit::{self, Caller};
 use crate::api::status::SnapshotStatus;
 use crate::api::{ApiError, ErrorCode};
 use blockmux_proto::exports::Exports;
-use blockmux_proto::volume_state::VolumeState;
+use blockmux_proto::volume_state::{ServingState, VolumeState};
 use blockmux_volume::{SnapshotError, SnapshotInfo, Snapshots, Volume};
 use jiff::Timestamp;
 use std::sync::Arc;
@@ -94,6 +94,7 @@ impl SnapshottedVolume<'_> {
         let (name, state) = (self.name.to_owned(), self.state.clone());
         let work = move |awaited: &Awaited| {
             let snapshots = snapshots_of(&name, &**state.volume())?;
+            check_active(&name, &state)?;
             awaited.begin()?;
             change(&name, snapshots)
         };
@@ -109,6 +110,15 @@ impl SnapshottedVolume<'_> {
 fn snapshots_of<'a>(name: &str, volume: &'a dyn Volume) -> Result<&'a dyn Snapshots, ApiError> {
     let text = || format!("{name}: its kind has no snapshots; images of Ceph (rbd:POOL/IMAGE) have them");
     volume.snapshots().ok_or_else(|| ApiError::new(ErrorCode::Conflict, text()))
+}
+
+/// Refuses changes of a standby volume, which would take the ownership from its owner.
+fn check_active(name: &str, state: &VolumeState) -> Result<(), ApiError> {
+    if state.serving() == ServingState::Active {
+        return Ok(());
+    }
+    let text = format!("{name}: is not served by this daemon now; change its snapshots where it is active");
+    Err(ApiError::new(ErrorCode::Conflict, text))
 }
 
 fn status_of(exports: &Exports, snapshot: SnapshotInfo) -> SnapshotStatus {

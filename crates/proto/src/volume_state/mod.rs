@@ -394,6 +394,10 @@ impl VolumeState {
     }
 
     fn resize_locked(&self, notified: &mut NotifiedSize, to: Resize) -> Result<Resized, ResizeError> {
+        // A request of a standby volume would take the ownership.
+        if matches!(to, Resize::Bytes { .. }) && self.serving() != ServingState::Active {
+            return Err(ResizeError::NotServed);
+        }
         let size = self.volume.resize(to)?;
         if !self.notify_size(notified, size) {
             notified.changes = notified.changes.wrapping_add(1);

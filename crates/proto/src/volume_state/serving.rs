@@ -644,6 +644,16 @@ mod tests {
     }
 
     #[test]
+    fn a_standby_volume_is_not_resized() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        let resize = || process.resize(blockmux_volume::Resize::grow(1 << 21)).map(drop);
+        assert!(matches!(resize(), Err(blockmux_volume::ResizeError::NotServed)));
+        cluster.promote(&process);
+        assert!(!matches!(resize(), Err(blockmux_volume::ResizeError::NotServed)));
+    }
+
+    #[test]
     fn a_promotion_does_not_end_with_a_volume_that_is_lost_again() {
         let cluster = Cluster::default();
         let process = cluster.process();

@@ -153,7 +153,10 @@ pub(super) fn check_blocks(name: &str, size: u64, volume: &dyn Volume) -> Result
 
 fn cannot_resize(name: &str, error: &ResizeError) -> ApiError {
     let code = match error {
-        ResizeError::Fixed | ResizeError::ReadOnly | ResizeError::WouldLose { .. } => ErrorCode::Conflict,
+        ResizeError::Fixed
+        | ResizeError::ReadOnly
+        | ResizeError::NotServed
+        | ResizeError::WouldLose { .. } => ErrorCode::Conflict,
         ResizeError::BadSize { .. } | ResizeError::TooLarge { .. } => ErrorCode::Invalid,
         ResizeError::System { .. } => ErrorCode::Failed,
     };
