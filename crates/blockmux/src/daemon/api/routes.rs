@@ -254,8 +254,9 @@ async fn resize(
 
 /// Make a volume active
 ///
-/// The daemon acquires the image, and takes over the reservations beside it. Sessions of a standby
-/// volume go on; if another daemon has taken the volume from this one, those that use it end.
+/// The daemon acquires the image, and takes over the reservations beside it. Sessions that have begun
+/// before the volume was last active here end. `take` requires the role `administer`, because the
+/// daemon that serves the volume is shut out.
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/activate",
@@ -272,13 +273,19 @@ async fn activate(
     Param(volume): Param<String>,
     Body(ActivateVolume { take }): Body<ActivateVolume>,
 ) -> Response {
-    asked.run(Request::Activate { volume, take }, StatusCode::OK).await
+    let request = Request::Activate { volume, take };
+    // A route has one role, and this one shuts nobody out without `take`.
+    let required = if take { Role::Administer } else { Role::Operate };
+    match asked.client.require(required, &request.to_string()) {
+        Ok(()) => asked.run(request, StatusCode::OK).await,
+        Err(error) => refusal(error),
+    }
 }
 
 /// Make a volume standby
 ///
 /// The daemon refuses I/O, completes what is in flight, stores all reservations and releases the
-/// image. Sessions go on.
+/// image. Sessions end, and clients may connect again at once.
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/deactivate",
