@@ -11,7 +11,7 @@ use super::disks::DiskInfo;
 use super::exported::ExportedBy;
 use super::opening::VolumeOpener;
 use super::reload::commands::{self, Executed};
-use super::reload::{Current, Reloader, edit, fragment};
+use super::reload::{Current, Reloader, VolumeUsers, edit, fragment};
 use super::secrets::Secrets;
 use super::serving_commands::OwnedVolume;
 use super::snapshot_commands::SnapshottedVolume;
@@ -403,7 +403,10 @@ impl ControlServer {
     fn owned<'a>(&'a self, name: &'a str) -> Result<OwnedVolume<'a>, ApiError> {
         let state = self.state_of(name)?;
         let sessions = self.connection_limits.limit.sessions();
-        Ok(OwnedVolume { name, state, reloader: &self.reloader, sessions })
+        let Reloader { blocking, disks, .. } = &*self.reloader;
+        let (cores, reloader) = (self.reloader.cores(), &self.reloader);
+        let targets = Box::new(|| VolumeUsers::new(reloader).named_by_sessions(name));
+        Ok(OwnedVolume { name, state, blocking, disks, cores, sessions, targets })
     }
 
     /// The state of a volume that exists.

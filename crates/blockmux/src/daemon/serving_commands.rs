@@ -2,13 +2,15 @@
 //! in turns. They run without the right to change the daemon, because the storage may not answer,
 //! and change no config: a restart begins as the volume's spec says.
 
-use super::blocking_work::Awaited;
+use super::blocking_work::{Awaited, BlockingWork};
 use super::config_audit::{self, Caller};
 use super::disks::Disks;
-use super::reload::{DRAIN_TIMEOUT, Reloader, VolumeUsers, wait};
+use super::reload::{DRAIN_TIMEOUT, wait};
 use crate::api::{ApiError, ErrorCode};
+use blockmux_engine::core::cores::Cores;
 use blockmux_engine::serve::sessions::{Draining, Sessions};
 use blockmux_proto::volume_state::{Ownership, ServingState, StepDown, TransitionRefused, VolumeState};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +20,12 @@ use tracing::{info, warn};
 pub(super) struct OwnedVolume<'a> {
     pub(super) name: &'a str,
     pub(super) state: Arc<VolumeState>,
-    pub(super) reloader: &'a Reloader,
+    pub(super) blocking: &'a BlockingWork,
+    pub(super) disks: &'a Arc<Disks>,
+    pub(super) cores: &'a Cores,
     pub(super) sessions: &'a Sessions,
+    /// The targets that its sessions name now.
+    pub(super) targets: Box<dyn Fn() -> BTreeSet<String> + 'a>,
 }
 
 /// What a command has done.
@@ -36,7 +42,7 @@ impl OwnedVolume<'_> {
     /// Makes the volume active; with `take`, the daemon that serves it now is shut out first.
     /// Returns the answer and the effects.
     pub(super) fn activate(&self, take: bool, caller: &Caller) -> Result<(String, Vec<String>), ApiError> {
-        let (name, state, disks) = (self.name.to_owned(), self.state.clone(), self.reloader.disks.clone());
+        let (name, state, disks) = (self.name.to_owned(), self.state.clone(), self.disks.clone());
         let work =
             move |awaited: &Awaited| activate(&name, &state, take, &|| check_no_disk(&name, &disks), awaited);
         let done = self.run("active", caller, work)?;
@@ -44,7 +50,7 @@ impl OwnedVolume<'_> {
             let draining = self.drain_fenced();
             wait(DRAIN_TIMEOUT, || draining.left().is_empty());
             draining.close();
-            self.reloader.cores().wake_all();
+            self.cores.wake_all();
         }
         Ok(self.changed(done, "active"))
     }
@@ -52,7 +58,7 @@ impl OwnedVolume<'_> {
     /// Makes the volume standby, so that another daemon can serve it. Returns the answer and the
     /// effects.
     pub(super) fn deactivate(&self, caller: &Caller) -> Result<(String, Vec<String>), ApiError> {
-        let (name, state, disks) = (self.name.to_owned(), self.state.clone(), self.reloader.disks.clone());
+        let (name, state, disks) = (self.name.to_owned(), self.state.clone(), self.disks.clone());
         let work =
             move |awaited: &Awaited| deactivate(&name, &state, &|| check_no_disk(&name, &disks), awaited);
         let done = self.run("standby", caller, work)?;
@@ -66,9 +72,8 @@ impl OwnedVolume<'_> {
 
     /// Asks the sessions to end that have begun before the volume was last active.
     fn drain_fenced(&self) -> Draining {
-        let targets = VolumeUsers::new(self.reloader).named_by_sessions(self.name);
-        let draining = self.sessions.drain_fenced(FENCED, &self.state, &targets);
-        self.reloader.cores().wake_all();
+        let draining = self.sessions.drain_fenced(FENCED, &self.state, &(self.targets)());
+        self.cores.wake_all();
         draining
     }
 
@@ -83,7 +88,7 @@ impl OwnedVolume<'_> {
             let done = done.as_ref().map(|_| &effects[..]);
             config_audit::log(&caller, "a change of the serving state, given up before", done);
         };
-        self.reloader.blocking.within(LIMIT).run_change(self.name, work, late)?
+        self.blocking.within(LIMIT).run_change(self.name, work, late)?
     }
 
     /// The answer, and the effects in the words of a plan.
@@ -221,7 +226,8 @@ fn deactivate(
     Ok(Transition::Done)
 }
 
-/// Leaves a volume as it is; returns how, because another client may have taken the image meanwhile.
+/// Leaves a volume as it is; returns how that is, because another client may have taken the image
+/// meanwhile.
 fn give_up(leaving: StepDown, state: &VolumeState) -> ServingState {
     drop(leaving);
     state.serving()

@@ -28,6 +28,7 @@ mod serving;
 mod shared_state;
 mod size_watch;
 mod traffic;
+mod transition;
 
 #[cfg(test)]
 mod interleavings;
@@ -46,11 +47,12 @@ pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
 pub use ownership::{Ownership, ServingState};
-pub use serving::{NotPromoted, NotStored, Promotion, StepDown, Transition, TransitionRefused};
+pub use serving::{NotPromoted, NotStored, Promotion, StepDown, TransitionRefused};
 pub use shared_state::{Commit, SharedState, StateGeneration, StoredState};
 pub use size_watch::SizeWatch;
 pub(crate) use traffic::UserMeter;
 pub use traffic::{ERROR_KINDS, Meter, MeterReader, Origin, OriginTraffic, VolumeTraffic, error_kind};
+pub use transition::Transition;
 
 pub(crate) use admission::{Admission, Admissions, IoCounter, IoGuard, RequiredAccess};
 pub(crate) use change::{NotChanged, ReservationChange};
@@ -76,7 +78,6 @@ use change::ProposedChange;
 use image::{from_image, from_snapshot, to_snapshot};
 use in_flight::InFlight;
 use orphans::OrphanCount;
-use serving::CurrentTransition;
 use std::any::Any;
 use std::cell::OnceCell;
 use std::fmt;
@@ -84,6 +85,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use traffic::{Meters, ThrottledUser};
+use transition::CurrentTransition;
 
 /// A volume, and the state that all of its users share.
 pub struct VolumeState {

@@ -1,7 +1,7 @@
 //! The right to serve a volume, which processes have in turns.
 
-use super::serving::Transition;
 use super::shared_state::StoredState;
+use super::transition::Transition;
 
 /// Whether this process serves the I/O of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

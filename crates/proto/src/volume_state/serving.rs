@@ -15,40 +15,10 @@
 use super::change::{NotChanged, ProposalOutcome, ReservationChange};
 use super::epoch::Epoch;
 use super::ownership::{Ownership, ServingState};
+use super::transition::{Stage, Transition};
 use super::{Change, Notices, ReservationImageError, Settling, StoredState, VolumeState, from_image};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// A change of the serving state that is under way: another one begins when all clones are dropped.
-/// A call of the storage has one until it has returned, which may be after its caller has given it
-/// up.
-#[derive(Clone)]
-pub struct Transition(Arc<TransitionEnd>);
-
-struct TransitionEnd {
-    volume_state: Arc<VolumeState>,
-    number: u64,
-}
-
-/// The change of the serving state that is under way.
-pub(super) struct CurrentTransition {
-    number: u64,
-    stage: Stage,
-}
-
-/// How far a change is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// A [`Promotion`] until the volume is owned: that it was lost before says nothing new.
-    Promoting,
-    /// A [`Promotion`] of a volume that is owned.
-    Acquired,
-    SteppingDown,
-    /// The ownership is given up.
-    Releasing,
-    /// Nobody waits for what the storage has been asked.
-    GivenUp,
-}
 
 /// A volume that is to become active.
 pub struct Promotion {
@@ -127,7 +97,7 @@ impl VolumeState {
             ServingState::Standby if table.transition.is_none() => {}
             _ => return Err(TransitionRefused::Busy),
         }
-        let transition = self.begin_transition(&mut table, Stage::Promoting);
+        let transition = Transition::begin(self, &mut table, Stage::Promoting);
         let (fenced_at, ends_sessions) = (table.fenced_at, table.has_ended_sessions);
         drop(table);
         let (volume_state, settling) = (self.clone(), self.settling());
@@ -146,20 +116,13 @@ impl VolumeState {
             ServingState::Standby if table.transition.is_none() => return Err(TransitionRefused::Already),
             _ => return Err(TransitionRefused::Busy),
         }
-        let transition = self.begin_transition(&mut table, Stage::SteppingDown);
+        let transition = Transition::begin(self, &mut table, Stage::SteppingDown);
         let fenced_at = self.in_flight.pause_epoch();
         self.set_serving(&mut table, ServingState::Transitioning, fenced_at);
         drop(table);
         let volume_state = self.clone();
         let (settling, stored, is_finished) = (self.settling(), None, false);
         Ok(StepDown { volume_state, fenced_at, settling, stored, is_finished, transition })
-    }
-
-    fn begin_transition(self: &Arc<VolumeState>, table: &mut super::Table, stage: Stage) -> Transition {
-        table.transitions = table.transitions.wrapping_add(1);
-        let number = table.transitions;
-        table.transition = Some(CurrentTransition { number, stage });
-        Transition(Arc::new(TransitionEnd { volume_state: self.clone(), number }))
     }
 
     /// Another process has taken the volume: it becomes standby at once. The sessions that have
@@ -264,24 +227,6 @@ impl Promotion {
         volume_state.set_serving(&mut table, ServingState::Active, self.fenced_at);
         drop(table);
         Ok(())
-    }
-}
-
-impl Transition {
-    /// Notes how far it is, unless another one is under way.
-    fn enter(&self, table: &mut super::Table, stage: Stage) {
-        if let Some(current) = table.transition.as_mut().filter(|current| current.number == self.0.number) {
-            current.stage = stage;
-        }
-    }
-}
-
-impl Drop for TransitionEnd {
-    fn drop(&mut self) {
-        let mut table = self.volume_state.lock();
-        if table.transition.as_ref().is_some_and(|current| current.number == self.number) {
-            table.transition = None;
-        }
     }
 }
 

@@ -254,9 +254,9 @@ async fn resize(
 
 /// Make a volume active
 ///
-/// The daemon acquires the image, and takes over the reservations beside it. Sessions that have begun
-/// before the volume was last active here end. `take` requires the role `administer`, because the
-/// daemon that serves the volume is shut out.
+/// The daemon acquires the image, and takes over the reservations beside it. Sessions that have
+/// begun before the volume was last active here end. `take` requires the role `administer`, because
+/// the daemon that serves the volume is shut out.
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/activate",
