@@ -25,17 +25,59 @@ pub(crate) struct Packet {
 pub(crate) enum Request {
     Connect,
     Watch,
-    ReadTable { id: RequestId },
-    Propose { id: RequestId, expected: Generation, bytes: Vec<u8> },
+    ReadTable {
+        id: RequestId,
+    },
+    Propose {
+        id: RequestId,
+        expected: Generation,
+        bytes: Vec<u8>,
+    },
     Beat(Beat),
-    Fence { clients: Vec<Client> },
-    LatestMap { volume: usize, epoch: Epoch },
-    Lock { volume: usize, epoch: Epoch },
-    Unlock { volume: usize, epoch: Epoch },
-    ReadReservations { volume: usize, epoch: Epoch },
-    StoreReservations { volume: usize, epoch: Epoch, expected: u64 },
-    Write { volume: usize, epoch: Epoch, block: usize, value: u64, session: u64 },
-    ReadBlock { volume: usize, epoch: Epoch, block: usize, session: u64 },
+    Fence {
+        clients: Vec<Client>,
+    },
+    LatestMap {
+        volume: usize,
+        epoch: Epoch,
+    },
+    Lock {
+        volume: usize,
+        epoch: Epoch,
+    },
+    Unlock {
+        volume: usize,
+        epoch: Epoch,
+    },
+    /// Of an activation that was given up: no I/O follows.
+    LockLate {
+        volume: usize,
+    },
+    UnlockLate {
+        volume: usize,
+    },
+    ReadReservations {
+        volume: usize,
+        epoch: Epoch,
+    },
+    StoreReservations {
+        volume: usize,
+        epoch: Epoch,
+        expected: u64,
+    },
+    Write {
+        volume: usize,
+        epoch: Epoch,
+        block: usize,
+        value: u64,
+        session: u64,
+    },
+    ReadBlock {
+        volume: usize,
+        epoch: Epoch,
+        block: usize,
+        session: u64,
+    },
 }
 
 /// What a gateway is told by the cluster.
@@ -49,6 +91,8 @@ pub(crate) enum Answer {
     LatestMap { volume: usize, epoch: Epoch, map: u64 },
     Locked { volume: usize, epoch: Epoch, is_ours: bool },
     Unlocked { volume: usize, epoch: Epoch },
+    LockedLate { volume: usize, is_ours: bool },
+    UnlockedLate { volume: usize },
     Reservations { volume: usize, epoch: Epoch, generation: u64 },
     Stored { volume: usize, epoch: Epoch, is_stored: bool },
     Written { volume: usize, epoch: Epoch, block: usize, session: u64 },
@@ -164,12 +208,20 @@ impl Cluster {
                 answer(net, packet, Answer::Locked { volume, epoch, is_ours });
             }
             Request::Unlock { volume, epoch } => {
-                let image = &mut self.images[volume];
-                if image.lock.as_ref() == Some(client) {
-                    image.lock = None;
-                }
-                net.note(|| format!("cluster: {client} unlocks v{volume}"));
+                self.unlock(net, volume, client);
                 answer(net, packet, Answer::Unlocked { volume, epoch });
+            }
+            Request::LockLate { volume } => {
+                let is_ours = self.may_lock(volume, client);
+                if is_ours {
+                    self.images[volume].lock = Some(client.clone());
+                }
+                net.note(|| format!("cluster: {client} locks v{volume} too late: {is_ours}"));
+                answer(net, packet, Answer::LockedLate { volume, is_ours });
+            }
+            Request::UnlockLate { volume } => {
+                self.unlock(net, volume, client);
+                answer(net, packet, Answer::UnlockedLate { volume });
             }
             Request::ReadReservations { volume, epoch } => {
                 let (generation, _) = self.images[volume].reservations;
@@ -220,19 +272,32 @@ impl Cluster {
         }
     }
 
-    fn lock(&mut self, volume: usize, client: &Client, epoch: Epoch) -> bool {
+    fn unlock(&mut self, net: &mut Net, volume: usize, client: &Client) {
+        let image = &mut self.images[volume];
+        if image.lock.as_ref() == Some(client) {
+            image.lock = None;
+        }
+        net.note(|| format!("cluster: {client} unlocks v{volume}"));
+    }
+
+    /// Whether nobody else has the lock whom the cluster serves.
+    fn may_lock(&self, volume: usize, client: &Client) -> bool {
         let map = self.osds[volume % OSDS];
         let breaks = |holder: &Client| match self.variant {
             Variant::NoFence => true,
             Variant::NoMap => self.blocklist.contains_key(holder),
             _ => self.is_refused(holder, map),
         };
-        let image = &self.images[volume];
-        if image.lock.as_ref().is_some_and(|holder| holder != client && !breaks(holder)) {
+        self.images[volume].lock.as_ref().is_none_or(|holder| holder == client || breaks(holder))
+    }
+
+    fn lock(&mut self, volume: usize, client: &Client, epoch: Epoch) -> bool {
+        if !self.may_lock(volume, client) {
             return false;
         }
-        if epoch <= image.locked_in {
-            self.fail(format!("v{volume}: locked in {epoch:?} by {client} after {:?}", image.locked_in));
+        let locked_in = self.images[volume].locked_in;
+        if epoch <= locked_in {
+            self.fail(format!("v{volume}: locked in {epoch:?} by {client} after {locked_in:?}"));
             return true;
         }
         let image = &mut self.images[volume];
@@ -341,6 +406,8 @@ fn osd_of(request: &Request) -> Option<usize> {
         Request::Watch | Request::ReadTable { .. } | Request::Propose { .. } | Request::Beat(_) => Some(0),
         Request::Lock { volume, .. }
         | Request::Unlock { volume, .. }
+        | Request::LockLate { volume }
+        | Request::UnlockLate { volume }
         | Request::ReadReservations { volume, .. }
         | Request::StoreReservations { volume, .. } => Some(volume % OSDS),
         Request::Write { volume, block, .. } | Request::ReadBlock { volume, block, .. } => {

@@ -9,7 +9,7 @@ use blockmux_group::{
     Action, Beat, Client, Command, CommandId, Epoch, Event, Generation, Incarnation, Member, Outcome,
     Refusal, RequestId, Table,
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// What a process gets.
@@ -56,6 +56,8 @@ pub(crate) struct Gateway {
     client: Option<Client>,
     map: u64,
     volumes: BTreeMap<usize, Serving>,
+    /// Volumes whose activation was given up before the cluster had answered.
+    late: BTreeSet<usize>,
     sessions: BTreeMap<usize, Session>,
     /// Percentage of real time, and the time at which its clock began.
     clock: (u64, u64),
@@ -105,6 +107,7 @@ impl Gateway {
             client: None,
             map: 0,
             volumes: BTreeMap::new(),
+            late: BTreeSet::new(),
             sessions: BTreeMap::new(),
             clock: (100, 0),
             variant,
@@ -247,9 +250,12 @@ impl Gateway {
     }
 
     fn send(&mut self, net: &mut Net, request: Request) {
-        let (gateway, process, map) = (self.number, self.process, self.map);
+        net.storage(self.number, Happening::Cluster(self.packet(request)));
+    }
+
+    fn packet(&self, request: Request) -> Packet {
         let client = self.client.clone().unwrap_or(Client(String::new()));
-        net.storage(gateway, Happening::Cluster(Packet { gateway, process, client, map, request }));
+        Packet { gateway: self.number, process: self.process, client, map: self.map, request }
     }
 
     /// Sends what has a time limit.
@@ -260,7 +266,13 @@ impl Gateway {
     }
 
     fn activate(&mut self, net: &mut Net, volume: usize, epoch: Epoch) {
-        if net.chance(3) {
+        let gives_up = self.late.contains(&volume) || net.chance(6);
+        if gives_up {
+            if net.chance(50) && self.late.insert(volume) {
+                let delay = net.random.below(4000);
+                let packet = self.packet(Request::LockLate { volume });
+                net.after(delay, Happening::Cluster(packet));
+            }
             return self.tell(net, Event::ActivationFailed { volume: volume_name(volume), epoch });
         }
         let serving = Serving {
@@ -282,6 +294,7 @@ impl Gateway {
     fn end_io(&mut self, net: &mut Net) {
         self.client = None;
         self.volumes.clear();
+        self.late.clear();
         for initiator in self.sessions.keys().copied().collect::<Vec<_>>() {
             if let Some(session) = self.sessions.get_mut(&initiator) {
                 session.in_flight = 0;
@@ -323,6 +336,11 @@ impl Gateway {
                     };
                     self.tell(net, event);
                 }
+            }
+            Answer::LockedLate { is_ours: true, .. } if self.variant == Variant::LateLock => {}
+            Answer::LockedLate { volume, is_ours: true } => self.send(net, Request::UnlockLate { volume }),
+            Answer::LockedLate { volume, is_ours: false } | Answer::UnlockedLate { volume } => {
+                self.late.remove(&volume);
             }
             Answer::Reservations { volume, epoch, generation } => {
                 let begins = |serving: &mut Serving| {

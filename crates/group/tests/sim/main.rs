@@ -44,6 +44,8 @@ pub(crate) enum Variant {
     Blind,
     /// Sessions of an earlier epoch are served.
     OldSessions,
+    /// A lock that comes after its activation was given up is kept.
+    LateLock,
 }
 
 #[test]
@@ -97,6 +99,11 @@ fn a_table_that_is_replaced_without_a_look_is_noticed() {
 #[test]
 fn a_session_that_outlives_its_epoch_is_noticed() {
     noticed(Variant::OldSessions, &["overwrites"]);
+}
+
+#[test]
+fn a_late_lock_that_is_kept_is_noticed() {
+    noticed(Variant::LateLock, &["not settled", "does not go on"]);
 }
 
 /// The seeds to run: these, or those of the environment.
