@@ -83,6 +83,8 @@ struct CurrentLimits {
     /// Buckets of clients. They outlive the clients' connections, so that a new connection does not
     /// cancel a debt.
     clients: BTreeMap<Arc<str>, Arc<Buckets>>,
+    /// See [`Limiter::suspend`].
+    is_suspended: bool,
 }
 
 impl Limiter {
@@ -118,6 +120,20 @@ impl Limiter {
         true
     }
 
+    /// Limits nothing, or limits again as before. Channels notice as they notice changed limits.
+    pub fn suspend(&self, is_suspended: bool) {
+        let mut current = self.current();
+        if std::mem::replace(&mut current.is_suspended, is_suspended) != is_suspended {
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Whether the limits are suspended.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.current().is_suspended
+    }
+
     /// Changes with the limits.
     #[inline]
     #[must_use]
@@ -128,6 +144,9 @@ impl Limiter {
     /// The buckets that requests of a client are subject to, and the generation of the limits.
     pub(crate) fn buckets_of(&self, client: Option<&Arc<str>>) -> (u64, RequestBuckets) {
         let mut current = self.current();
+        if current.is_suspended {
+            return (self.generation(), RequestBuckets::default());
+        }
         let own = client.and_then(|client| current.buckets_of_client(client));
         (self.generation(), RequestBuckets([own, current.volume.clone()]))
     }

@@ -883,6 +883,18 @@ mod tests {
     }
 
     #[test]
+    fn throttled_requests_start_at_once_while_the_limits_are_suspended() {
+        let limited = Limited::new(10, 0);
+        let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));
+        assert_eq!(limited.turn(&mut channels, &mut session), (1, 3));
+        limited.volume_state.limiter().suspend(true);
+        let (completed, throttled) = limited.turn(&mut channels, &mut session);
+        assert!(completed > 10 && throttled == 0, "{completed} completed, {throttled} throttled");
+        limited.volume_state.limiter().suspend(false);
+        assert_eq!(limited.turn(&mut channels, &mut session).1, 3, "they hold again");
+    }
+
+    #[test]
     fn a_held_request_can_be_cancelled_and_completes_at_once() {
         let limited = Limited::new(10, 0);
         let (mut channels, mut session) = (limited.channels(), Endless::new(3, 512));

@@ -205,6 +205,11 @@ impl Admission {
         }
     }
 
+    /// Whether the volume refuses the client's I/O for good, because it was fenced since.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.volume_state.fences(self.epoch)
+    }
+
     /// The reason for which the client is excluded, for the log; returned once for each change of
     /// the reservations.
     #[cold]

@@ -109,6 +109,11 @@ impl ReservationChange {
 }
 
 impl ProposedChange {
+    /// Identifies what is being stored.
+    pub(super) fn generation(&self) -> StateGeneration {
+        self.generation
+    }
+
     /// Tells the command what has become of its change.
     pub(super) fn end(self, outcome: ProposalOutcome) {
         // Nothing else sets it.

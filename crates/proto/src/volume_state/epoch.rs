@@ -20,6 +20,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct Epoch(pub(super) u32);
 
 impl Epoch {
+    /// That of the sessions that another process has handed over to this one: an earlier one than
+    /// those of all others, once a volume was fenced.
+    pub(crate) const HANDED_OVER: Epoch = Epoch(0);
+
     /// The epoch of a session that begins now.
     #[must_use]
     pub fn current() -> Epoch {

@@ -46,7 +46,7 @@ pub use image::ReservationImageError;
 pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
-pub use ownership::{Ownership, ServingState};
+pub use ownership::{MAX_TRANSITION, Ownership, ServingState};
 pub use serving::{NotPromoted, NotStored, Promotion, StepDown, TransitionRefused};
 pub use shared_state::{Commit, SharedState, StateGeneration, StoredState};
 pub use size_watch::SizeWatch;
@@ -541,13 +541,23 @@ impl VolumeState {
         }
     }
 
-    /// Refuses or allows all access, at the start and end of a SANITIZE. Returns whether that is a
-    /// change. I/O that was admitted before may still be in flight; see [`Drain`].
-    pub(crate) fn close(&self, is_closed: bool) -> bool {
+    /// Refuses all access, at the start of a SANITIZE. Returns whether that is a change; `None` if
+    /// this process does not serve the volume, or is about to stop. I/O that was admitted before may
+    /// still be in flight; see [`Drain`].
+    pub(crate) fn close(&self) -> Option<bool> {
         let mut table = self.lock();
+        (table.serving == ServingState::Active).then(|| self.set_closed(&mut table, true))
+    }
+
+    /// Allows access again after a SANITIZE.
+    pub(crate) fn open(&self) {
+        self.set_closed(&mut self.lock(), false);
+    }
+
+    fn set_closed(&self, table: &mut Table, is_closed: bool) -> bool {
         let is_change = std::mem::replace(&mut table.is_closed, is_closed) != is_closed;
         if is_change {
-            self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
+            self.notify(table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
         is_change
     }

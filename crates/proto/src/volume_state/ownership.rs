@@ -2,6 +2,7 @@
 
 use super::shared_state::StoredState;
 use super::transition::Transition;
+use std::time::Duration;
 
 /// Whether this process serves the I/O of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,3 +61,7 @@ pub trait Ownership: Send + Sync {
     /// If the storage refuses that. Whether this process still has it is unknown then.
     fn release(&self, transition: &Transition) -> Result<(), String>;
 }
+
+/// Time for which a volume is [`ServingState::Transitioning`] at most, in whole seconds below 256:
+/// I/O in flight ends, and reservations are stored.
+pub const MAX_TRANSITION: Duration = Duration::from_secs(60);

@@ -12,11 +12,13 @@
 //! was active elsewhere and is here again. Those that begin afterwards are served once the volume
 //! is active. A step down that is given up fences nobody: all I/O was served here.
 
-use super::change::{NotChanged, ProposalOutcome, ReservationChange};
+use super::change::{NotChanged, ProposalOutcome, ProposedChange, ReservationChange};
 use super::epoch::Epoch;
 use super::ownership::{Ownership, ServingState};
 use super::transition::{Stage, Transition};
-use super::{Change, Notices, ReservationImageError, Settling, StoredState, VolumeState, from_image};
+use super::{
+    Change, Notices, ReservationImageError, Settling, StateGeneration, StoredState, VolumeState, from_image,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -140,6 +142,44 @@ impl VolumeState {
         self.serving_changes() == changes && self.lose_locked(&mut table)
     }
 
+    /// Asks the storage whether this process still owns an active volume, because nobody notices that
+    /// without I/O, or because I/O was refused. If it does not, the volume is lost. Returns whether
+    /// it does; `lost` is called if that is what loses it. May block for ever.
+    ///
+    /// # Errors
+    /// If the storage does not answer.
+    pub fn check_ownership(&self, lost: impl FnOnce()) -> Result<bool, String> {
+        let asked_at = self.serving_changes();
+        let Some(ownership) = &self.ownership else { return Ok(true) };
+        let is_held = ownership.is_held()?;
+        // What was asked before another change is out of date.
+        if !is_held && self.lose_unless_changed(asked_at) {
+            lost();
+        }
+        Ok(is_held)
+    }
+
+    /// For the process that takes over from this one: the generations of the stored state of which
+    /// it finds one if no other process has owned the volume since. None if this process does not
+    /// serve the volume.
+    #[must_use]
+    pub fn served_generations(&self) -> Vec<StateGeneration> {
+        let table = self.lock();
+        if table.serving != ServingState::Active || table.transition.is_some() {
+            return Vec::new();
+        }
+        let proposed = table.proposed.as_ref().map(ProposedChange::generation);
+        [Some(table.stored), proposed].into_iter().flatten().collect()
+    }
+
+    /// Fences the sessions and disks that another process has handed over, for good: another one may
+    /// have served the volume meanwhile. Called before a standby volume has users.
+    pub fn fence_handed_over(&self) {
+        let mut table = self.lock();
+        table.fenced_at = self.in_flight.fence_until_epoch(Epoch::next());
+        table.has_ended_sessions = true;
+    }
+
     fn lose_locked(&self, table: &mut super::Table) -> bool {
         let stage = table.transition.as_ref().map(|transition| transition.stage);
         if !matches!(stage, Some(Stage::Promoting | Stage::Acquired)) {
@@ -158,8 +198,12 @@ impl VolumeState {
         if let Some(proposed) = table.proposed.take() {
             proposed.end(ProposalOutcome::NotStored);
         }
+        // Who begins a session in the next epoch sees that the volume is not served.
+        self.serving.store(ServingState::Standby as u8, Ordering::SeqCst);
         let fenced_at = self.in_flight.fence_until_epoch(Epoch::next());
         table.has_ended_sessions = true;
+        // A SANITIZE ends with its epoch; the other process knows nothing of it.
+        table.is_closed = false;
         self.set_serving(table, ServingState::Standby, fenced_at);
         true
     }
@@ -175,6 +219,8 @@ impl VolumeState {
         (table.serving, table.fenced_at) = (now, fenced_at);
         // An SPC-2 reservation is lost with the process that has it.
         table.reserved_by = table.reserved_by.filter(|_| now != ServingState::Standby);
+        // What is throttled is denied at once, so that initiators use another path.
+        self.limiter.suspend(now != ServingState::Active);
         self.serving.store(now as u8, Ordering::Release);
         self.serving_changes.fetch_add(1, Ordering::AcqRel);
         self.notify(table, &Change::Serving(now));
@@ -329,6 +375,8 @@ pub(crate) mod testing {
         fails: AtomicBool,
         /// Proposals have no outcome.
         hangs: AtomicBool,
+        /// Another process has the volume.
+        is_taken: AtomicBool,
     }
 
     impl Cluster {
@@ -358,6 +406,10 @@ pub(crate) mod testing {
             self.0.hangs.store(hangs, Ordering::Relaxed);
         }
 
+        pub(crate) fn take(&self) {
+            self.0.is_taken.store(true, Ordering::Relaxed);
+        }
+
         /// Makes a process active.
         pub(crate) fn promote(&self, process: &Arc<VolumeState>) {
             let promotion = process.promote().unwrap();
@@ -372,7 +424,7 @@ pub(crate) mod testing {
         }
 
         fn is_held(&self) -> Result<bool, String> {
-            Ok(true)
+            Ok(!self.0.is_taken.load(Ordering::Relaxed))
         }
 
         fn release(&self, _transition: &Transition) -> Result<(), String> {
@@ -496,10 +548,11 @@ mod tests {
         drop(leaving);
         assert_eq!(process.serving(), ServingState::Active);
         assert!(write(&session).is_ok(), "nothing has changed");
-        process.close(true);
+        assert_eq!(process.close(), Some(true));
         assert_eq!(process.step_down().err(), Some(TransitionRefused::Sanitizing));
-        process.close(false);
+        process.open();
         let leaving = process.step_down().unwrap();
+        assert_eq!(process.close(), None, "no SANITIZE begins meanwhile");
         drop(io);
         assert!(leaving.is_drained() && leaving.finish().is_some());
         assert_eq!(process.serving(), ServingState::Standby);
@@ -640,5 +693,62 @@ mod tests {
         let damaged = StoredState { image: vec![1], ..StoredState::default() };
         let promotion = process.promote().unwrap();
         assert!(matches!(promotion.finish(&damaged), Err(NotPromoted::Image(_))));
+    }
+
+    #[test]
+    fn a_volume_is_lost_if_the_storage_says_so_and_once() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        assert_eq!(process.check_ownership(|| panic!("it is owned")), Ok(true));
+        cluster.take();
+        let mut lost = 0;
+        for _ in 0..2 {
+            assert_eq!(process.check_ownership(|| lost += 1), Ok(false));
+        }
+        assert_eq!((lost, process.serving()), (1, ServingState::Standby));
+    }
+
+    #[test]
+    fn the_process_that_takes_over_knows_what_is_stored_only_of_a_volume_that_is_served() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        assert_eq!(process.served_generations(), []);
+        cluster.promote(&process);
+        assert_eq!(process.served_generations(), [StateGeneration(0)]);
+        assert_eq!(reserve(&process, true), Ok(true));
+        assert_eq!(process.served_generations(), [cluster.stored().generation]);
+        let leaving = process.step_down().unwrap();
+        assert_eq!(process.served_generations(), []);
+        drop(leaving);
+        // It may be stored, or not.
+        cluster.hang(true);
+        let mut change = ReservationChange::new(&process, false);
+        assert_eq!(change.poll(|_, all| all.clear(&host(1), 7)), Ok(false));
+        assert_eq!(process.served_generations(), [cluster.stored().generation, StateGeneration(u64::MAX)]);
+        // What it has not served is fenced there.
+        let next = cluster.process();
+        next.fence_handed_over();
+        let disk = user(&next, 1);
+        let promotion = next.promote().unwrap();
+        assert!(promotion.ends_sessions() && next.fences(Epoch::HANDED_OVER));
+        drop(promotion);
+        assert!(is_fenced(&disk));
+    }
+
+    #[test]
+    fn limits_hold_nothing_back_that_is_denied() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        let limiter = process.limiter();
+        assert!(limiter.is_suspended());
+        cluster.promote(&process);
+        assert!(!limiter.is_suspended());
+        let leaving = process.step_down().unwrap();
+        assert!(limiter.is_suspended());
+        drop(leaving);
+        assert!(!limiter.is_suspended());
+        process.lose();
+        assert!(limiter.is_suspended());
     }
 }

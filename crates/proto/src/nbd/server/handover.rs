@@ -22,21 +22,26 @@ pub enum NbdResumeError {
     /// The export's properties differ from those advertised to the client when it connected.
     #[error("its export has another size, or other properties")]
     Changed,
+    /// What the client has sent may be out of date.
+    #[error("another server has served its export since")]
+    Fenced,
 }
 
 /// Writes the state of a session:
 /// ```text
 /// version u8 | headers u8 | agreed u8 | NBD_INFO_EXPORT | NBD_INFO_BLOCK_SIZE | export's name
 /// ```
-/// `agreed` has a bit for `base:allocation`, and one for a client that respects the block sizes.
-pub(super) fn encode(params: &ServerParams, export: &str) -> Vec<u8> {
+/// `agreed` has a bit for `base:allocation`, one for a client that respects the block sizes, and one
+/// for a session that its volume has fenced.
+pub(super) fn encode(params: &ServerParams, export: &str, is_fenced: bool) -> Vec<u8> {
     let headers = match params.headers {
         HeaderFormat::Simple => 0,
         HeaderFormat::Structured => 1,
         HeaderFormat::Extended => 2,
     };
     let respects_sizes = if params.respects_sizes { RESPECTS_SIZES } else { 0 };
-    let head = [VERSION, headers, u8::from(params.base_allocation) | respects_sizes];
+    let fenced = if is_fenced { FENCED } else { 0 };
+    let head = [VERSION, headers, u8::from(params.base_allocation) | respects_sizes | fenced];
     [&head[..], &advertised(params), export.as_bytes()].concat()
 }
 
@@ -64,6 +69,9 @@ pub(super) fn decode(state: &[u8], exports: &Exports) -> Result<(ServerParams, S
     if advertised(&params) != earlier {
         return Err(NbdResumeError::Changed);
     }
+    if agreed & FENCED != 0 {
+        return Err(NbdResumeError::Fenced);
+    }
     Ok((params, name.to_owned()))
 }
 
@@ -75,5 +83,6 @@ fn advertised(params: &ServerParams) -> Vec<u8> {
 const VERSION: u8 = 2;
 const BASE_ALLOCATION: u8 = 1;
 const RESPECTS_SIZES: u8 = 2;
+const FENCED: u8 = 4;
 /// Length of [`advertised`], in bytes.
 const ADVERTISED_LEN: usize = size_of::<InfoExport>() + size_of::<InfoBlockSize>();

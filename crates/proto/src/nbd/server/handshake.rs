@@ -26,7 +26,7 @@ use crate::driver::outbox::Outbox;
 use crate::driver::session::{BYTES_BEFORE_TLS, Demand, ProtocolError, SecuredBy};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::nbd::HeaderFormat;
-use crate::volume_state::VolumeState;
+use crate::volume_state::{ServingState, VolumeState};
 use blockmux_wire::nbd::NBD_MAX_STRING;
 use blockmux_wire::nbd::handshake::*;
 use std::borrow::Cow;
@@ -404,6 +404,9 @@ impl ServerHandshake {
             Err(OptionError(Rep::NBD_REP_ERR_POLICY, _)) => {
                 return refuse("chose an export whose `allow` list does not have its address");
             }
+            Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, _)) => {
+                return refuse("chose an export that another server serves now");
+            }
             Err(_) => return refuse("chose an export that does not exist"),
         };
         let params = self.params(id, &export, false);
@@ -479,6 +482,12 @@ impl ServerHandshake {
     /// Finds an export by name; the empty name means the default export.
     fn find(&self, name: &str) -> Result<(VolumeId, Arc<Export>), OptionError> {
         let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
+        let state = found.as_ref().and_then(|(id, _)| self.exports.volume_state(*id));
+        if state.is_some_and(|state| state.serving() != ServingState::Active) {
+            // The client knows no path states, so it would use the session later, and what it has sent
+            // by then may be out of date.
+            return Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "another server serves the export now"));
+        }
         found.ok_or_else(|| match self.exports.is_refused(name) {
             true => OptionError(
                 Rep::NBD_REP_ERR_POLICY,

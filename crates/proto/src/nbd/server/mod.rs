@@ -111,8 +111,8 @@ impl NbdTargetSession {
     /// [`NbdTargetSession::hand_over`].
     ///
     /// # Errors
-    /// If the export is missing or its advertised properties have changed, or if the state was
-    /// written by another version.
+    /// If the export is missing or its advertised properties have changed, if the volume has fenced
+    /// the session, or if the state was written by another version.
     pub fn resumed(
         exports: &Exports,
         pool: Pool,
@@ -121,7 +121,10 @@ impl NbdTargetSession {
     ) -> Result<NbdTargetSession, NbdResumeError> {
         let (params, export) = handover::decode(state, exports)?;
         let volume_state = exports.volume_state(params.volume).ok_or(NbdResumeError::NoExport)?;
-        let admission = Admission::new(&volume_state, None, Epoch::current());
+        if volume_state.fences(Epoch::HANDED_OVER) {
+            return Err(NbdResumeError::Fenced);
+        }
+        let admission = Admission::new(&volume_state, None, Epoch::HANDED_OVER);
         let phase =
             NbdTargetPhase::Transmission(ServerTransmission::new(params, admission, pool.clone(), now));
         let mut events = AuditEvents::default();
@@ -138,7 +141,10 @@ impl NbdTargetSession {
         let NbdTargetPhase::Transmission(transmission) = &mut self.phase else { return None };
         transmission.pause();
         let is_idle = transmission.is_idle() && self.outbox.is_empty();
-        is_idle.then(|| handover::encode(&transmission.params, &self.export))
+        is_idle.then(|| {
+            let is_fenced = transmission.is_fenced();
+            handover::encode(&transmission.params, &self.export, is_fenced)
+        })
     }
 
     /// Offers TLS to the client, or requires it.
@@ -189,6 +195,8 @@ impl StreamSession for NbdTargetSession {
         let mut taken = 0;
         if let NbdTargetPhase::Handshake(handshake) = &mut self.phase {
             let next;
+            // Before the handshake finds that this process serves the volume.
+            let epoch = Epoch::current();
             let step = handshake.on_bytes(input.unread(), &mut self.outbox);
             if let Some((export, reason)) = handshake.refusal.take() {
                 let login = login(handshake.client(), export);
@@ -205,7 +213,7 @@ impl StreamSession for NbdTargetSession {
                     self.events.push(AuditEvent::Login(login(handshake.client(), self.export.clone())));
                     let transmission = ServerTransmission::new(
                         params,
-                        Admission::new(&volume_state, None, Epoch::current()),
+                        Admission::new(&volume_state, None, epoch),
                         self.pool.clone(),
                         now,
                     );

@@ -110,6 +110,11 @@ impl ServerTransmission {
         self.paused = true;
     }
 
+    /// Whether the volume refuses the client's I/O for good.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.admission.is_fenced()
+    }
+
     /// Whether every request that was taken has its reply in the outbox.
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.awaiting, AwaitedRequest::Head) && self.pending.is_empty() && self.queue.is_empty()

@@ -7,7 +7,7 @@
 use super::task::{CommandContext, HandlerAction, TaskOutcome, answer};
 use super::unit::{LogicalUnit, NexusKey, UnitState};
 use crate::scsi::sense::Sense;
-use crate::volume_state::ServingState;
+use crate::volume_state::{MAX_TRANSITION, ServingState};
 use blockmux_wire::scsi::alua::*;
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::collections::BTreeMap;
@@ -69,7 +69,8 @@ pub(super) fn report(cx: &mut CommandContext<'_>) -> TaskOutcome {
     }
     let mut body = match cx.command.cdb.byte(1) >> 5 {
         0 => Vec::new(),
-        // The extended header: an implicit transition takes at most a second.
+        // The extended header: how many seconds an implicit transition takes at most.
+        1 if unit.is_owned() => vec![1 << 4, MAX_TRANSITION.as_secs() as u8, 0, 0],
         1 => vec![1 << 4, 1, 0, 0],
         _ => return Err(Sense::cdb_bit(1, 7).into()),
     };
@@ -253,6 +254,9 @@ mod tests {
         assert_eq!(client.run(&READ).check(), (6, 0x2a06));
         assert_eq!(client.run(&READ).check(), (2, 0x040a));
         assert_eq!(client.run(&REPORT).good()[4], 15);
+        let mut extended = REPORT;
+        extended[1] |= 1 << 5;
+        assert_eq!(client.run(&extended).good()[4..6], [1 << 4, 60], "IMPLICIT TRANSITION TIME");
         assert!(leaving.is_drained() && leaving.store() == Ok(true) && leaving.finish().is_some());
         assert_eq!(client.run(&READ).check(), (6, 0x2a06));
         assert_eq!(client.run(&READ).check(), (2, 0x040b));

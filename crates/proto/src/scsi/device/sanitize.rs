@@ -8,13 +8,17 @@
 //! nexus or a reset, the registered callback ([`LogicalUnit::on_background`]) takes it over through
 //! [`DeviceServer::poll_background`]. Until it ends the unit is not ready.
 //!
+//! An operation ends with the epoch of the session that has begun it: when the volume is lost to
+//! another process, that one knows nothing of the operation, and may have data that must not be
+//! erased.
+//!
 //! [`DeviceServer::poll_background`]: super::DeviceServer::poll_background
 
 use super::task::{CommandContext, HandlerAction, MultiStepCommand, TaskFailure, TaskOutcome};
 use super::unit::{FORMATTING, LogicalUnit, SANITIZING};
 use super::units::AttachedUnit;
 use crate::scsi::sense::{Sense, SenseKeySpecific};
-use crate::volume_state::{Drain, VolumeState};
+use crate::volume_state::{Drain, Epoch, VolumeState};
 use blockmux_volume::{Cost, Io, Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
@@ -40,6 +44,8 @@ pub(super) enum EraseCommand {
 /// A sanitize operation of a logical unit.
 pub(super) struct Sanitize {
     request: SanitizeRequest,
+    /// The epoch of the session that has begun it, in which all of its I/O is admitted.
+    pub(super) epoch: Epoch,
     /// Progress over all passes, in bytes.
     done: u64,
     /// Length of one pass, in bytes.
@@ -174,7 +180,7 @@ pub(super) fn exit_failure_mode(cx: &mut CommandContext<'_>) -> TaskOutcome {
         }
     })?;
     if has_exited {
-        cx.unit.unit.volume_state.close(false);
+        cx.unit.unit.volume_state.open();
     }
     Ok(HandlerAction::good())
 }
@@ -215,11 +221,17 @@ pub(super) fn begin(
     let size = cx.unit.view.blocks.saturating_mul(cx.unit.view.block_len.into());
     // Before the unit's lock is taken. A concurrent second SANITIZE finds the operation of the
     // first.
-    let is_first = cx.unit.unit.volume_state.close(true);
+    let is_first = cx.unit.unit.volume_state.close().ok_or(NOT_SERVED)?;
+    let epoch = cx.unit.epoch;
     cx.unit.unit.change(|state| {
+        if !state.is_served() {
+            // It was lost since, which has opened it again.
+            return Err(NOT_SERVED);
+        }
         check_other(state.sanitize.as_ref(), is_first, (request.command, allows_exit))?;
         let (is_claimed, has_failed) = (false, false);
-        state.sanitize = Some(Sanitize { request, done: 0, size, is_claimed, has_failed, allows_exit });
+        state.sanitize =
+            Some(Sanitize { request, epoch, done: 0, size, is_claimed, has_failed, allows_exit });
         Ok::<_, Sense>(())
     })?;
     if !is_immediate {
@@ -257,16 +269,15 @@ pub(super) fn take_over(cx: &mut CommandContext<'_>) -> TaskOutcome {
     let claimed = cx.unit.unit.change(|state| match &mut state.sanitize {
         Some(sanitize) if sanitize.is_unclaimed() => {
             sanitize.is_claimed = true;
-            true
+            Some((sanitize.epoch, sanitize.pieces()))
         }
-        _ => false,
+        _ => None,
     });
-    if !claimed {
-        return Ok(HandlerAction::good());
-    }
-    let pieces = cx.unit.unit.read_state(|state| state.sanitize.as_ref().and_then(Sanitize::pieces));
+    let Some((epoch, pieces)) = claimed else { return Ok(HandlerAction::good()) };
+    cx.unit.enter(epoch);
     let drain = Some(Drain::new(&cx.unit.unit.volume_state));
-    let mut work = SanitizeDriver { unit: cx.unit.unit.clone(), drain, pieces, piece: 0, is_flushing: false };
+    let unit = cx.unit.unit.clone();
+    let mut work = SanitizeDriver { unit, epoch, drain, pieces, piece: 0, is_flushing: false };
     let first = work.next();
     if !matches!(first, Ok(HandlerAction::Done(_))) {
         cx.work(work);
@@ -277,6 +288,8 @@ pub(super) fn take_over(cx: &mut CommandContext<'_>) -> TaskOutcome {
 /// Executes a sanitize operation. When dropped early, the operation waits for another task.
 struct SanitizeDriver {
     unit: Arc<LogicalUnit>,
+    /// [`Sanitize::epoch`] of the operation.
+    epoch: Epoch,
     /// Waits for I/O that started before the operation.
     drain: Option<Drain>,
     /// Data of the last pass and every second pass before it, and of the other passes.
@@ -288,13 +301,20 @@ struct SanitizeDriver {
 }
 
 impl SanitizeDriver {
+    /// Changes the operation, unless it has ended because the volume was lost.
+    fn change<R>(&self, change: impl FnOnce(&mut Sanitize) -> R) -> Option<R> {
+        let is_own = |sanitize: &&mut Sanitize| sanitize.epoch == self.epoch;
+        self.unit.change(|state| state.sanitize.as_mut().filter(is_own).map(change))
+    }
+
     fn next(&mut self) -> TaskOutcome {
         if self.drain.as_ref().is_some_and(|drain| !drain.is_over()) {
             return Ok(HandlerAction::Wait);
         }
         self.drain = None;
-        let next = self.unit.read_state(|state| state.sanitize.as_ref().and_then(Sanitize::next));
-        let Some((at, len, left)) = next else {
+        let is_own = |sanitize: &&Sanitize| sanitize.epoch == self.epoch;
+        let next = self.unit.read_state(|state| state.sanitize.as_ref().filter(is_own).map(Sanitize::next));
+        let Some((at, len, left)) = next.ok_or(NOT_SERVED)? else {
             self.is_flushing = true;
             return Ok(HandlerAction::Io(Op::Flush, 0, 0, None));
         };
@@ -319,19 +339,19 @@ impl MultiStepCommand for SanitizeDriver {
 
     fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
         if self.is_flushing {
-            self.unit.change(|state| {
-                let erase = state.sanitize.take().filter(|sanitize| sanitize.request.pattern.is_none());
+            let epoch = self.epoch;
+            let ended = self.unit.change(|state| {
+                let ended = state.sanitize.take_if(|sanitize| sanitize.epoch == epoch)?;
+                let erase = ended.request.pattern.is_none();
                 // No other request has been admitted yet.
-                state.erased = erase.map(|erase| EraseRecord::now(&self.unit.volume_state, erase.size));
+                state.erased = erase.then(|| EraseRecord::now(&self.unit.volume_state, ended.size));
+                Some(())
             });
-            self.unit.volume_state.close(false);
+            ended.ok_or(NOT_SERVED)?;
+            self.unit.volume_state.open();
             return Ok(HandlerAction::good());
         }
-        self.unit.change(|state| {
-            if let Some(sanitize) = &mut state.sanitize {
-                sanitize.done = sanitize.done.saturating_add(self.piece);
-            }
-        });
+        self.change(|sanitize| sanitize.done = sanitize.done.saturating_add(self.piece));
         Ok(HandlerAction::Pause(STEP_PAUSE))
     }
 
@@ -340,27 +360,24 @@ impl MultiStepCommand for SanitizeDriver {
     }
 
     fn on_error(&mut self, _cx: &mut CommandContext<'_>) {
-        self.unit.change(|state| {
-            if let Some(sanitize) = &mut state.sanitize {
-                sanitize.has_failed = true;
-            }
-        });
+        self.change(|sanitize| sanitize.has_failed = true);
     }
 }
 
 impl Drop for SanitizeDriver {
     fn drop(&mut self) {
-        let is_unclaimed = self.unit.change(|state| {
-            let Some(sanitize) = &mut state.sanitize else { return false };
+        let is_unclaimed = self.change(|sanitize| {
             sanitize.is_claimed = false;
             sanitize.is_unclaimed()
         });
-        if is_unclaimed {
+        if is_unclaimed == Some(true) {
             self.unit.notify_background();
         }
     }
 }
 
+/// Another process serves the volume.
+const NOT_SERVED: Sense = Sense::new(SenseKey::NOT_READY, Asc::TARGET_PORT_IN_STANDBY_STATE);
 const IMMED: u8 = 1 << 7;
 const AUSE: u8 = 1 << 5;
 const INVERT: u8 = 1 << 7;
@@ -374,7 +391,9 @@ const STEP_PAUSE: Duration = Duration::from_millis(32);
 #[cfg(test)]
 mod tests {
     use crate::scsi::device::testing::{DeviceBench, TestNexus, answer, command};
+    use crate::scsi::device::unit::{LogicalUnit, UnitIdentity};
     use crate::scsi::{Lun, ScsiStatus, TaskManagement, TaskStep};
+    use crate::volume_state::TestCluster;
     use blockmux_volume::{Completion, IoError, Op, Tag};
 
     const ERASE: [u8; 10] = [0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -537,5 +556,51 @@ mod tests {
         let sense = client.run(&[3, 0, 0, 0, 18, 0]).good();
         assert_eq!((sense[2], &sense[12..16]), (2, &[4, 0x1b, 0, 0x80][..]));
         assert!(client.server.poll_background().is_some());
+    }
+
+    #[test]
+    fn a_sanitize_operation_ends_with_a_volume_that_is_lost() {
+        let cluster = TestCluster::default();
+        let process = cluster.process();
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
+        let bench = DeviceBench::around(unit, process.volume().clone());
+        cluster.promote(&process);
+        let (mut a, mut background) = (bench.client("a"), bench.client("background"));
+        let (mut task, step) = a.server.begin(&command(Lun::new(0), &ERASE, 0));
+        assert!(matches!(step, TaskStep::Io { .. }));
+        assert_eq!(a.admit(&mut task, &step), Ok(()));
+        assert!(process.lose());
+        assert!(!process.promote().unwrap().is_drained(), "its I/O is in flight");
+        let step = a.turn(&mut task, step, &[], &mut 0);
+        let TaskStep::Done(response) = a.turn(&mut task, step, &[], &mut 0) else { panic!("it ends") };
+        assert_eq!(answer(response).check(), (2, 0x040b));
+        drop(task);
+        cluster.promote(&process);
+        assert!(background.server.poll_background().is_none());
+        let mut b = bench.client("b");
+        b.run(&TUR).good();
+        assert!(process.step_down().is_ok(), "no SANITIZE is in progress");
+        // The next one is that of a session of the present epoch, also in the background.
+        assert_eq!(b.run(&TUR).check(), (6, 0x2a06));
+        b.run(&[0x48, 0x82, 0, 0, 0, 0, 0, 0, 0, 0]).good();
+        let (mut task, mut step) = background.server.poll_background().unwrap();
+        while !matches!(step, TaskStep::Done(_)) {
+            step = background.turn(&mut task, step, &[], &mut 0);
+        }
+        b.run(&TUR).good();
+    }
+
+    #[test]
+    fn no_sanitize_operation_begins_while_the_volume_steps_down() {
+        let cluster = TestCluster::default();
+        let process = cluster.process();
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
+        let bench = DeviceBench::around(unit.clone(), process.volume().clone());
+        cluster.promote(&process);
+        let mut client = bench.client("a");
+        let leaving = process.step_down().unwrap();
+        assert_eq!(client.run(&TUR).check(), (6, 0x2a06));
+        assert_eq!(client.run(&ERASE).check(), (2, 0x040a));
+        assert!(leaving.is_drained() && unit.read_state(|state| state.sanitize.is_none()));
     }
 }

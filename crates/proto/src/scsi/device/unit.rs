@@ -386,8 +386,8 @@ impl Watcher for LogicalUnit {
             }
             Change::Serving(serving) => {
                 if *serving == ServingState::Standby {
-                    // The data may change elsewhere.
-                    state.erased = None;
+                    // The data may change elsewhere, and an operation ends with its epoch.
+                    (state.erased, state.sanitize) = (None, None);
                 }
                 if std::mem::replace(&mut state.serving, *serving) != *serving {
                     state.establish_attention_for_all(None, Asc::ASYMMETRIC_ACCESS_STATE_CHANGED);
@@ -428,6 +428,11 @@ impl UnitState {
     /// ALUA state of a target port group.
     fn port(&self, group: u16) -> AccessState {
         self.group_state(group).access
+    }
+
+    /// Whether this process serves the volume.
+    pub(super) fn is_served(&self) -> bool {
+        self.serving == ServingState::Active
     }
 
     /// State of a target port group.

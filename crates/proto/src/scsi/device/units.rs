@@ -41,7 +41,7 @@ pub(super) struct AttachedUnit {
     is_read_only: bool,
     nexus: Arc<OpenNexus>,
     /// The epoch in which the session began.
-    epoch: Epoch,
+    pub(super) epoch: Epoch,
     /// Counts the session's I/O on the volume, from its first I/O on.
     counter: Option<Rc<IoCounter>>,
     /// Results of this session's EXTENDED COPY commands, oldest first.
@@ -165,6 +165,13 @@ impl AttachedUnit {
     #[inline]
     pub(super) fn counter(&mut self) -> Rc<IoCounter> {
         self.counter.get_or_insert_with(|| IoCounter::new(&self.unit.volume_state, self.epoch)).clone()
+    }
+
+    /// Does its I/O as that of a session of this epoch from now on, for work that a session has left.
+    pub(super) fn enter(&mut self, epoch: Epoch) {
+        if self.epoch != epoch {
+            (self.epoch, self.counter) = (epoch, None);
+        }
     }
 
     /// Whether another nexus has aborted the task since it started.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::driver::audit_event::AuditEvent;
 use crate::nbd::server::NbdResumeError;
+use crate::volume_state::TestCluster;
 
 /// A session that continues one with this state, over the same or other exports.
 fn resumed(state: &[u8], exports: &Exports) -> Result<Session, NbdResumeError> {
@@ -80,4 +81,47 @@ fn a_session_is_resumed_only_with_the_same_export_properties() {
         state[at] = byte;
         assert_eq!(resumed(&state, &exports()).err(), Some(NbdResumeError::Unknown), "byte {at}");
     }
+}
+
+#[test]
+fn what_another_process_has_served_meanwhile_is_refused_and_its_sessions_are_not_resumed() {
+    let cluster = TestCluster::default();
+    let process = || {
+        let state = cluster.process();
+        let (name, description, volume) = ("disk0".into(), String::new(), state.volume().clone());
+        let export = Export { name, description, read_only: false, volume };
+        (Exports::with_states(vec![(export, state.clone())]), state)
+    };
+    let (exports, first) = process();
+    let connect = || {
+        let session = NbdTargetSession::new(exports.clone(), Pool::new(usize::MAX), Instant::now());
+        let mut session = Pump::new(session, &exports);
+        session.exchange(&FLAGS);
+        session
+    };
+    let go = |session: &mut Session| session.exchange(&option(Opt::NBD_OPT_GO, &info_data("", &[])));
+    let mut early = connect();
+    let why = b"another server serves the export now";
+    assert_eq!(go(&mut early), rep(Opt::NBD_OPT_GO, Rep::NBD_REP_ERR_SHUTDOWN, why));
+    assert!(connect().client_sends(&option(Opt::NBD_OPT_EXPORT_NAME, b"disk0")).is_err());
+    cluster.promote(&first);
+    assert!(go(&mut early).ends_with(&rep(Opt::NBD_OPT_GO, Rep::NBD_REP_ACK, b"")));
+    assert_eq!(early.exchange(&request(Cmd::NBD_CMD_CACHE, 0, 0, 512)), simple(0));
+    let state = early.session.hand_over().unwrap();
+    // The next process serves it, or does not know who has served it since.
+    let (next_exports, next) = process();
+    cluster.promote(&next);
+    assert!(resumed(&state, &next_exports).is_ok());
+    let (next_exports, next) = process();
+    next.fence_handed_over();
+    assert_eq!(resumed(&state, &next_exports).err(), Some(NbdResumeError::Fenced));
+    cluster.promote(&next);
+    assert_eq!(resumed(&state, &next_exports).err(), Some(NbdResumeError::Fenced));
+    // It was fenced before.
+    assert!(first.lose());
+    cluster.promote(&first);
+    let state = early.session.hand_over().unwrap();
+    let (next_exports, next) = process();
+    cluster.promote(&next);
+    assert_eq!(resumed(&state, &next_exports).err(), Some(NbdResumeError::Fenced));
 }
