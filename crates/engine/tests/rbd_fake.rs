@@ -7,8 +7,8 @@ use blockmux_engine::volume::rbd::{ImageName, RadosState, RbdOwnership, RbdVolum
 use blockmux_rbd::fake::FakeImage;
 use blockmux_volume::{Io, IoError, Op, Output, Seg, Tag, Volume};
 use conforms::{conforms, harness};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 
 const MIB: u64 = 1 << 20;
 
@@ -86,6 +86,33 @@ fn channels_continue_with_the_image_of_another_client_once_theirs_is_blocklisted
     assert_eq!((done.tag, done.result.err()), (Tag(1), Some(IoError::Fenced)));
     assert_eq!(client.read(0, 512).unwrap(), [4; 512]);
     assert_eq!(lost.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_request_that_is_refused_for_want_of_the_lock_asks_who_has_it() {
+    let image = FakeImage::new(1 << 20);
+    let volume = volume(&image, false);
+    let ownership = RbdOwnership::new(volume.clone(), RadosState::unowned(), || {});
+    let (asked, is_asked) = mpsc::channel();
+    let (answer, answered) = mpsc::channel::<()>();
+    let answered = Mutex::new(answered);
+    ownership.on_refused(move || {
+        asked.send(()).unwrap();
+        answered.lock().unwrap().recv().unwrap();
+    });
+    let mut client = harness(volume).client(4).unwrap();
+    image.refuse(Some(libc::EIO));
+    client.submit(write(1, 0, 1, false));
+    assert_eq!(client.wait().unwrap().result.err(), Some(IoError::Medium));
+    image.refuse(Some(libc::EROFS));
+    // The core does not wait for the answer, and one question is enough.
+    for tag in [2, 3] {
+        client.submit(write(tag, 0, 1, false));
+        assert_eq!(client.wait().unwrap().result.err(), Some(IoError::Fenced));
+    }
+    is_asked.recv().unwrap();
+    assert!(is_asked.try_recv().is_err());
+    answer.send(()).unwrap();
 }
 
 #[test]

@@ -8,4 +8,5 @@ pub mod populate;
 pub mod rbd;
 pub mod state;
 mod state_writer;
+pub mod turns;
 pub mod vhost_user;

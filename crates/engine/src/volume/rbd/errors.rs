@@ -13,6 +13,12 @@ pub(super) fn io_error(error: RequestError, cluster: &Cluster) -> IoError {
     meaning(error)
 }
 
+/// Whether this client does not have the lock of the image: another one does, or an administrator
+/// has removed it.
+pub(super) fn lacks_lock(error: RequestError) -> bool {
+    matches!(error, RequestError::Errno(errno) if errno.0 == libc::EROFS)
+}
+
 fn is_blocklisted(error: RequestError) -> bool {
     matches!(error, RequestError::Errno(errno) if errno.0 == libc::ESHUTDOWN)
 }
@@ -68,5 +74,7 @@ mod tests {
         assert_eq!(meaning(RequestError::BeyondEnd), IoError::OutOfRange);
         assert!(is_blocklisted(RequestError::Errno(Errno(libc::ESHUTDOWN))));
         assert!(!is_blocklisted(RequestError::Errno(Errno(libc::EROFS))));
+        assert!(lacks_lock(RequestError::Errno(Errno(libc::EROFS))));
+        assert!(!lacks_lock(RequestError::Errno(Errno(libc::ESHUTDOWN))));
     }
 }

@@ -9,7 +9,9 @@ use blockmux_rbd::cluster::OnBlocklisted;
 use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::Image;
 use blockmux_volume::Volume;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 use tracing::warn;
 
 impl RbdVolume {
@@ -21,6 +23,22 @@ impl RbdVolume {
     /// If another client owns the image, or the image has no lock.
     pub fn own(&self, take: bool, on_start: fn()) -> Result<(), RbdError> {
         self.own_during(take, on_start, ())
+    }
+
+    /// Gives the image up again.
+    ///
+    /// # Errors
+    /// If the cluster refuses it. Whether this client still owns the image is unknown then.
+    pub fn disown(&self) -> Result<(), RbdError> {
+        self.release_during(())
+    }
+
+    /// Gives the image up. `held` is dropped when the cluster has answered.
+    fn release_during(&self, held: impl Send + 'static) -> Result<(), RbdError> {
+        let image = self.image();
+        let asked = image.clone();
+        let released = within(LIMIT, move || asked.release_lock(), drop, held);
+        released.inspect_err(|error| note_blocklisted(image.cluster(), error))
     }
 
     /// Owns the image as [`RbdVolume::own`] does. If that succeeds too late, the image is released
@@ -70,6 +88,27 @@ impl RbdOwnership {
         // The first one stays.
         let _ = self.on_lost.set(Arc::new(call));
         self.watch();
+    }
+
+    /// Has `call` called, on a thread of its own, when the image refuses a request because this
+    /// client does not have its lock. It may block; one runs at a time. Only the first call counts.
+    pub fn on_refused(&self, call: impl Fn() + Send + Sync + 'static) {
+        let (call, is_running, on_start) = (Arc::new(call), Arc::new(AtomicBool::new(false)), self.on_start);
+        self.volume.current.shared_info().on_refused(move || {
+            if is_running.swap(true, Ordering::SeqCst) {
+                return;
+            }
+            let (call, running) = (call.clone(), is_running.clone());
+            let run = move || {
+                on_start();
+                call();
+                running.store(false, Ordering::SeqCst);
+            };
+            if thread::Builder::new().name("rbd owner".to_owned()).spawn(run).is_err() {
+                // The next refused request tries again.
+                is_running.store(false, Ordering::SeqCst);
+            }
+        });
     }
 
     /// Watches the client of the present image.
@@ -141,12 +180,7 @@ impl Ownership for RbdOwnership {
     }
 
     fn release(&self, transition: &Transition) -> Result<(), String> {
-        let image = self.volume.image();
-        let asked = image.clone();
-        let released = within(LIMIT, move || asked.release_lock(), drop, transition.clone());
-        released
-            .inspect_err(|error| note_blocklisted(image.cluster(), error))
-            .map_err(|error| error.to_string())
+        self.volume.release_during(transition.clone()).map_err(|error| error.to_string())
     }
 }
 

@@ -1,6 +1,6 @@
 //! One core's requests to an image, which its channels share.
 
-use super::errors::io_error;
+use super::errors::{io_error, lacks_lock};
 use super::state::{BLOCK, ImageState};
 use super::status::{StatusQuery, StatusResult};
 use crate::core::reactor::{EngineCore, Progress, Task, WakeOnEvent};
@@ -218,6 +218,9 @@ impl RbdQueue {
         if let Err(error) = finished.result {
             if let Some(output) = self.not_written(index, error) {
                 return self.complete(index, Ok(output), own);
+            }
+            if lacks_lock(error) {
+                self.image.now.note_refused();
             }
             let error = io_error(error, self.image.image.cluster());
             self.complete(index, Err(error), own);

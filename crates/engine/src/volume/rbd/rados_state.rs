@@ -10,7 +10,7 @@
 //! version and generation. The object stays when the image of the reservations is empty, so that no
 //! older state is taken instead.
 
-use super::limit::within_limit;
+use super::limit::{LIMIT, within_limit};
 use super::volume::RbdVolume;
 use crate::volume::state_writer::{Proposal, StateStore, StateWriter};
 use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState};
@@ -18,6 +18,8 @@ use blockmux_rbd::error::RbdError;
 use blockmux_rbd::object::ImageObject;
 use blockmux_volume::Crc32c;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Stores the reservations of an image beside it, while this process owns the image.
 pub struct RadosState {
@@ -37,6 +39,12 @@ pub enum RadosStateError {
         object: String,
         /// The reason.
         error: RbdError,
+    },
+    /// The object cannot be replaced.
+    #[error("object {object} cannot be written; see the log")]
+    NotStored {
+        /// The object's name.
+        object: String,
     },
     /// The object was written by a later version of the program.
     #[error(
@@ -76,13 +84,32 @@ impl RadosState {
         Arc::new(RadosState { writer: Mutex::default() })
     }
 
+    /// Stores what was found again with a new generation, now that this process owns the image. So
+    /// who has seen the one before knows that another process has owned the image since, and what a
+    /// former owner still stores is stale.
+    ///
+    /// # Errors
+    /// If it cannot be stored.
+    pub fn begin_turn(&self, found: StoredState) -> Result<StoredState, RadosStateError> {
+        let generation = self.propose(found.generation, &found.image);
+        let end = Instant::now() + LIMIT;
+        loop {
+            match self.outcome(generation) {
+                Some(Commit::Committed) => return Ok(StoredState { generation, ..found }),
+                None if Instant::now() < end => thread::park_timeout(Duration::from_millis(1)),
+                _ => return Err(RadosStateError::NotStored { object: self.name() }),
+            }
+        }
+    }
+
     /// Reads what is stored, now that this process owns the image, and stores on top of that from
     /// now on. Proposals that have no outcome are forgotten, so their owner must not ask for it.
     ///
     /// # Errors
     /// If it cannot be read.
     pub(super) fn open_again(&self, volume: &RbdVolume) -> Result<StoredState, RadosStateError> {
-        Ok(self.replace_writer(volume)?.unwrap_or_default())
+        let found = self.replace_writer(volume)?.unwrap_or_default();
+        self.begin_turn(found)
     }
 
     fn replace_writer(&self, volume: &RbdVolume) -> Result<Option<StoredState>, RadosStateError> {

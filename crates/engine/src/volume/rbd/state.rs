@@ -3,8 +3,8 @@
 use super::status::StatusQueries;
 use blockmux_rbd::image::Image;
 use blockmux_volume::{Io, IoError, VolumeInfo};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use tracing::warn;
 
 /// An image that is in use: by its volume, and by channels, which may outlive that.
@@ -33,6 +33,8 @@ pub(super) struct CurrentInfo {
     /// librbd has refused them.
     pub(super) compared_unit: AtomicU32,
     has_cache: AtomicBool,
+    /// See [`CurrentInfo::on_refused`].
+    on_refused: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl CurrentInfo {
@@ -42,7 +44,21 @@ impl CurrentInfo {
             size: AtomicU64::new(first.size),
             compared_unit: AtomicU32::new(first.compare_and_write_unit),
             has_cache: AtomicBool::new(first.write_cache),
+            on_refused: OnceLock::new(),
         }
+    }
+
+    /// Has `call` called on a core when a request is refused because this client does not have the
+    /// image's lock. Only the first call counts.
+    pub(super) fn on_refused(&self, call: impl Fn() + Send + Sync + 'static) {
+        // The first one stays.
+        let _ = self.on_refused.set(Box::new(call));
+    }
+
+    /// A request was refused because this client does not have the image's lock.
+    #[cold]
+    pub(super) fn note_refused(&self) {
+        self.on_refused.get().into_iter().for_each(|call| call());
     }
 
     /// Takes the properties of an image that another client has opened.
