@@ -41,9 +41,6 @@ pub(super) struct VolumeOffer {
     pub(super) data: Vec<String>,
     /// The UUID from which initiators get the volume's identifiers.
     pub(super) uuid: Option<String>,
-    /// Whether another daemon serves the image; absent for volumes that no other daemon can serve.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) is_standby: Option<bool>,
 }
 
 /// The listener of `--control`.

@@ -3,14 +3,14 @@
 use super::config::VolumeEntry;
 use super::identity::{Identified, identify, target_name};
 use super::setup::LARGEST;
-use super::state::{self, StatePlace};
+use super::state::{self, KnownTurn, StatePlace};
 use crate::data::claim::{Claim, ClaimPurpose};
 use crate::data::key::DataKey;
 use crate::data::part::Part;
 use crate::failure::Failure;
 use crate::process::machine::{machine_id, memory_bytes};
-use crate::protocol::Protocol;
 use crate::protocol::policy::Policy;
+use crate::protocol::{Carrier, Protocol};
 use crate::volume_kinds::open::{self, Access, OpenImage, Opened, Populate, Use};
 use blockmux_proto::exports::Export;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
@@ -48,8 +48,8 @@ pub(super) struct VolumeOpener {
 pub(super) struct KnownVolumes {
     /// Their UUIDs, which are used for data from which no UUID can be derived.
     pub(super) uuids: BTreeMap<String, VolumeUuid>,
-    /// Whether the daemon was standby for them; only of images that one daemon owns at a time.
-    pub(super) are_standby: BTreeMap<String, bool>,
+    /// The images that one daemon owns at a time.
+    pub(super) turns: BTreeMap<String, KnownTurn>,
 }
 
 impl NamedVolume {
@@ -105,6 +105,9 @@ impl VolumeOpener {
             )));
         }
         self.check_blocks(named, &info)?;
+        if image.as_ref().is_some_and(OpenImage::is_standby) {
+            self.check_sessions(named)?;
+        }
         let local = identify(named, data.as_ref(), &machine_id())?;
         // An image that one machine owns is the same disk on the next one that does.
         let is_owned = image.as_ref().is_some_and(OpenImage::is_owned);
@@ -121,19 +124,14 @@ impl VolumeOpener {
                  shared between the two"
             );
         }
-        let known = self.known.are_standby.get(name).copied();
-        let is_standby = image
-            .as_ref()
-            .is_some_and(|image| image.is_owned() && known.unwrap_or_else(|| image.is_standby()));
-        if !is_standby {
-            opened.own_now(spec)?;
-        }
+        let turn = self.known.turns.get(name).filter(|_| is_owned);
+        let is_standby = own(&opened, named, turn)?;
         let target_name = target_name(named, uuid);
         let disk_number = data.as_ref().and_then(DataKey::disk_number);
         let unit = named.entry.scsi.clone();
         let identity = VolumeIdentity { uuid, unit, target_name, disk_number, claim: Box::new(claim) };
         let directory = self.state.as_deref().filter(|_| local.is_lasting);
-        let place = StatePlace { directory, local: local.uuid, image: image.as_ref(), is_standby };
+        let place = StatePlace { directory, local: local.uuid, image: image.as_ref(), is_standby, turn };
         let volume_state = state::load(&place, name, volume.clone(), identity)?;
         volume_state.limiter().set_limits(named.entry.volume_limits());
         let (name, description) = (name.clone(), named.entry.description.clone());
@@ -142,6 +140,14 @@ impl VolumeOpener {
 }
 
 impl VolumeOpener {
+    /// Checks that every protocol that exports a volume has sessions, which end when another daemon
+    /// serves the volume: what was sent before may be out of date afterwards.
+    fn check_sessions(&self, named: &NamedVolume) -> Result<(), Failure> {
+        let by_default = |protocol: &&&Protocol| self.policy.exports_by_default(protocol, &named.name);
+        let mut serving = self.protocols.iter().filter(by_default);
+        serving.try_for_each(|protocol| check_sessions(protocol, &named.entry.spec))
+    }
+
     /// Checks that every protocol that exports a volume supports its block size.
     pub(super) fn check_blocks(&self, named: &NamedVolume, info: &VolumeInfo) -> Result<(), Failure> {
         let spec = &named.entry.spec;
@@ -149,6 +155,40 @@ impl VolumeOpener {
             self.protocols.iter().filter(|protocol| self.policy.may_serve(protocol, &named.name));
         serving.try_for_each(|protocol| check_blocks(protocol, spec, info))
     }
+}
+
+/// Owns an image as its spec says or, if `turn` is known, as the daemon did from which this process
+/// takes over. Returns whether another daemon may own it now.
+///
+/// # Errors
+/// If it cannot be owned, and no daemon was active before.
+fn own(opened: &Opened, named: &NamedVolume, turn: Option<&KnownTurn>) -> Result<bool, Failure> {
+    let (name, spec) = (&named.name, &named.entry.spec);
+    let Some(turn) = turn else {
+        let is_standby = opened.image.as_ref().is_some_and(OpenImage::is_standby);
+        return if is_standby { Ok(true) } else { opened.own_now(spec, true).map(|()| false) };
+    };
+    if turn.generations.is_empty() {
+        return Ok(true);
+    }
+    // Nobody has decided that a daemon is shut out which has got the image meanwhile.
+    let owned = opened.own_now(spec, false);
+    if let Err(failure) = &owned {
+        warn!("`{name}` is standby, because this process cannot own the image: {failure}");
+    }
+    Ok(owned.is_err())
+}
+
+fn check_sessions(protocol: &Protocol, spec: &Spec) -> Result<(), Failure> {
+    if protocol.carrier != Carrier::Frames {
+        return Ok(());
+    }
+    Err(Failure::request(format!(
+        "{spec}: {} has no sessions that could end when another daemon serves the image; leave `{}` out of the \
+         volume's `protocols`, or serve the image with exclusive=on",
+        protocol.title,
+        protocol.key()
+    )))
 }
 
 fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(), Failure> {
@@ -167,7 +207,7 @@ fn check_blocks(protocol: &Protocol, spec: &Spec, info: &VolumeInfo) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::NBD;
+    use crate::protocol::{AOE, NBD};
     use blockmux_volume::spec::NullSpec;
     use std::str::FromStr;
 
@@ -191,5 +231,15 @@ mod tests {
         assert!(check_blocks(&NBD, &NULL, &info(1 << 16)).is_ok());
         let failure = check_blocks(&NBD, &NULL, &info(1 << 17)).unwrap_err().to_string();
         assert!(failure.starts_with("null:1: has blocks of 131072 bytes"), "{failure}");
+    }
+
+    #[test]
+    fn an_image_that_daemons_serve_in_turns_is_not_served_over_aoe() {
+        assert!(check_sessions(&NBD, &NULL).is_ok());
+        let failure = check_sessions(&AOE, &NULL).unwrap_err().to_string();
+        assert!(
+            failure.contains("Ethernet has no sessions") && failure.contains("leave `aoe` out"),
+            "{failure}"
+        );
     }
 }

@@ -64,6 +64,19 @@ pub(super) struct StatePlace<'a> {
     pub(super) image: Option<&'a OpenImage>,
     /// This process does not own the image now.
     pub(super) is_standby: bool,
+    /// How the daemon from which this process takes over has released the image.
+    pub(super) turn: Option<&'a KnownTurn>,
+}
+
+/// How the daemon from which a process takes over has released an image that one daemon owns at a
+/// time.
+#[derive(Clone)]
+pub(super) struct KnownTurn {
+    /// The generations of the stored reservations, of which one is found if nobody has owned the
+    /// image since; none if the daemon was standby.
+    pub(super) generations: Vec<u64>,
+    /// All reservations, also those that are not stored.
+    pub(super) reservations: Vec<u8>,
 }
 
 /// Creates the shared state of a volume and loads its reservations.
@@ -80,15 +93,20 @@ pub(super) fn load(
     let wrong = |what: String| Failure::request(format!("reservations of `{name}`: {what}"));
     match place.image {
         Some(image) if image.is_owned() => {
-            let (state, stored) = match place.is_standby {
-                true => (RadosState::unowned(), None),
-                false => of_image(&image.volume, place, name)
-                    .map(|(state, stored)| (state, Some(stored)))
-                    .map_err(wrong)?,
-            };
+            let (state, stored) = begin_turn(&image.volume, place, name).map_err(wrong)?;
+            let is_standby = stored.is_none();
             let object = state.name();
-            return owned(&image.volume, name, volume, identity, (state, stored))
-                .map_err(|error| wrong(format!("object {object} {error}")));
+            let made = owned(&image.volume, name, volume, identity, (state, stored));
+            let volume_state = made.map_err(|error| wrong(format!("object {object} {error}")))?;
+            match place.turn {
+                Some(turn) if !is_standby => {
+                    let restored = volume_state.restore_reservations(&turn.reservations);
+                    restored.map_err(|error| wrong(format!("what the daemon before has sent {error}")))?;
+                }
+                Some(_) => volume_state.fence_handed_over(),
+                None => {}
+            }
+            return Ok(volume_state);
         }
         Some(image) => check_unowned(&image.volume).map_err(wrong)?,
         None => {}
@@ -107,6 +125,27 @@ pub(super) fn load(
     })
 }
 
+/// The reservations beside an image, if this process owns it and serves the volume. A process that
+/// takes over from another one serves it only if nobody else has owned the image since: clients may
+/// have sent there what is still on its way to this process.
+fn begin_turn(
+    image: &RbdVolume,
+    place: &StatePlace<'_>,
+    name: &str,
+) -> Result<(Arc<RadosState>, Option<StoredState>), String> {
+    if place.is_standby {
+        return Ok((RadosState::unowned(), None));
+    }
+    let (state, found) = of_image(image, place, name)?;
+    if place.turn.is_some_and(|turn| !turn.generations.contains(&found.generation.0)) {
+        warn!("`{name}` is standby, because another daemon has served the image during the takeover");
+        image.disown().map_err(|error| format!("the image is not released: {error}"))?;
+        return Ok((RadosState::unowned(), None));
+    }
+    let stored = state.begin_turn(found).map_err(|error| error.to_string())?;
+    Ok((state, Some(stored)))
+}
+
 /// The state of an image that one process owns at a time, this one now if its reservations are
 /// known.
 fn owned(
@@ -118,16 +157,27 @@ fn owned(
 ) -> Result<Arc<VolumeState>, ReservationImageError> {
     let ownership = RbdOwnership::new(image.clone(), state.clone(), privileges::keep_only_reading);
     let volume_state = VolumeState::owned(volume, identity, ownership.clone(), state, stored.as_ref())?;
-    let (lost, name) = (Arc::downgrade(&volume_state), name.to_owned());
+    let (lost, name, refused_name) = (Arc::downgrade(&volume_state), name.to_owned(), name.to_owned());
     ownership.on_lost(move || {
         if lost.upgrade().is_some_and(|volume_state| volume_state.lose()) {
-            warn!(
-                "`{name}`: another client has taken the image: the volume is standby, and sessions that use it must \
-                 connect again; 'ctl activate' takes it back"
-            );
+            warn!("{}", lost_text(&name));
+        }
+    });
+    let (refused, name) = (Arc::downgrade(&volume_state), refused_name);
+    ownership.on_refused(move || {
+        let Some(volume_state) = refused.upgrade() else { return };
+        if let Err(error) = volume_state.check_ownership(|| warn!("{}", lost_text(&name))) {
+            warn!("`{name}`: I/O was refused, and the cluster does not tell who owns the image: {error}");
         }
     });
     Ok(volume_state)
+}
+
+fn lost_text(name: &str) -> String {
+    format!(
+        "`{name}`: another client has taken the image: the volume is standby, and sessions that use it must connect \
+         again; 'ctl activate' takes it back"
+    )
 }
 
 /// The reservations beside an image that this process owns. Those of a state file are moved there,

@@ -303,6 +303,12 @@ impl Policy {
         }
     }
 
+    /// Whether the protocol exports a volume without a configured target.
+    pub(crate) fn exports_by_default(&self, protocol: &Protocol, volume: &str) -> bool {
+        let (shared, name) = (self.current(), protocol.served_as());
+        !shared.has_targets(name) && shared.default_exports(volume).into_iter().any(|own| own.is_of(name))
+    }
+
     /// The networks from which clients may use a volume.
     pub(crate) fn networks_of(&self, volume: &str) -> AllowedNetworks {
         self.current().rule_of(volume).map(|own| own.networks.clone()).unwrap_or_default()

@@ -82,16 +82,17 @@ impl Opened {
                 "{spec}: exclusive=standby is for daemons, which own the image later; write exclusive=on or leave it out"
             )));
         }
-        self.own_now(spec)
+        self.own_now(spec, true)
     }
 
-    /// Owns the image as [`Opened::own`] does, also one that is standby by its spec.
+    /// Owns the image as [`Opened::own`] does, also one that is standby by its spec. Another client
+    /// is shut out only if `may_take`, and the spec says so.
     ///
     /// # Errors
     /// If another client owns it.
-    pub(crate) fn own_now(&self, spec: &Spec) -> Result<(), Failure> {
+    pub(crate) fn own_now(&self, spec: &Spec, may_take: bool) -> Result<(), Failure> {
         let Some(image) = self.image.as_ref().filter(|image| image.is_owned()) else { return Ok(()) };
-        let take = image.ownership == ImageOwnership::Take;
+        let take = may_take && image.ownership == ImageOwnership::Take;
         // A daemon whose place this one takes may still be closing the image.
         let is_held = |error: &RbdError| matches!(error, RbdError::Owned { .. });
         let owned = retry_while_held(|| image.volume.own(take, privileges::keep_only_reading), is_held);

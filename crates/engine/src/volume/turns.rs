@@ -1,7 +1,7 @@
 //! Makes a volume active or standby that several processes serve in turns (decision 122).
 //!
-//! The calls are for a thread that may wait: I/O in flight may take [`DRAIN_LIMIT`], and each call of
-//! the storage a minute and a half.
+//! The calls are for a thread that may wait: I/O in flight may take [`DRAIN_LIMIT`], and each call
+//! of the storage a minute and a half.
 
 use blockmux_proto::volume_state::{
     MAX_TRANSITION, Ownership, Promotion, ServingState, StepDown, Transition, TransitionRefused, VolumeState,
@@ -17,8 +17,8 @@ pub enum TurnChange {
     Nothing,
     /// The volume is in the state now.
     Done,
-    /// The volume is active, and fences the sessions that began before it was active last. They must
-    /// be closed, so that their clients connect again; see
+    /// The volume is active, and fences the sessions that began before it was active last. They
+    /// must be closed, so that their clients connect again; see
     /// [`Sessions::drain_fenced`](crate::serve::sessions::Sessions::drain_fenced).
     EndsSessions,
 }
@@ -54,12 +54,12 @@ pub enum TurnError<E> {
     },
 }
 
-/// Makes the volume active: when this returns, the process owns it and serves I/O. After an error it
-/// serves none, and does not own it unless the error says so. If a call of the storage has no answer
-/// in time, what it acquires later is released again, and until then no other change begins.
+/// Makes the volume active: when this returns, the process owns it and serves I/O. After an error
+/// it serves none, and does not own it unless the error says so. If a call of the storage has no
+/// answer in time, what it acquires later is released again, and until then no other change begins.
 ///
-/// With `take`, the process that owns it is shut out. `begin` is called before the storage is asked,
-/// with whether sessions end.
+/// With `take`, the process that owns it is shut out. `begin` is called before the storage is
+/// asked, with whether sessions end.
 ///
 /// # Errors
 /// If the volume does not become active.
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn the_caller_may_give_up_before_anything_has_changed() {
         let (storage, state) = standby();
-        let given_up = activate(&state, false, |ends_sessions| Err(ends_sessions));
+        let given_up = activate(&state, false, Err);
         assert_eq!(given_up, Err(TurnError::GivenUp(false)));
         assert!(!*storage.is_owned.lock().unwrap());
         go(&state).unwrap();

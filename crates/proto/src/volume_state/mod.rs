@@ -542,8 +542,8 @@ impl VolumeState {
     }
 
     /// Refuses all access, at the start of a SANITIZE. Returns whether that is a change; `None` if
-    /// this process does not serve the volume, or is about to stop. I/O that was admitted before may
-    /// still be in flight; see [`Drain`].
+    /// this process does not serve the volume, or is about to stop. I/O that was admitted before
+    /// may still be in flight; see [`Drain`].
     pub(crate) fn close(&self) -> Option<bool> {
         let mut table = self.lock();
         (table.serving == ServingState::Active).then(|| self.set_closed(&mut table, true))

@@ -142,9 +142,9 @@ impl VolumeState {
         self.serving_changes() == changes && self.lose_locked(&mut table)
     }
 
-    /// Asks the storage whether this process still owns an active volume, because nobody notices that
-    /// without I/O, or because I/O was refused. If it does not, the volume is lost. Returns whether
-    /// it does; `lost` is called if that is what loses it. May block for ever.
+    /// Asks the storage whether this process still owns an active volume, because nobody notices
+    /// that without I/O, or because I/O was refused. If it does not, the volume is lost. Returns
+    /// whether it does; `lost` is called if that is what loses it. May block for ever.
     ///
     /// # Errors
     /// If the storage does not answer.
@@ -172,8 +172,8 @@ impl VolumeState {
         [Some(table.stored), proposed].into_iter().flatten().collect()
     }
 
-    /// Fences the sessions and disks that another process has handed over, for good: another one may
-    /// have served the volume meanwhile. Called before a standby volume has users.
+    /// Fences the sessions and disks that another process has handed over, for good: another one
+    /// may have served the volume meanwhile. Called before a standby volume has users.
     pub fn fence_handed_over(&self) {
         let mut table = self.lock();
         table.fenced_at = self.in_flight.fence_until_epoch(Epoch::next());

@@ -48,7 +48,7 @@ pub(super) enum CtlCommand {
         #[arg(long)]
         take: bool,
     },
-    /// Stop serving a volume, so that another daemon can; sessions go on
+    /// Stop serving a volume, so that another daemon can; sessions end
     Deactivate {
         /// Name of the volume
         volume: String,

@@ -76,7 +76,6 @@ use blockmux_engine::net::host::NetworkStream;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
 use blockmux_proto::exports::Exports;
-use blockmux_proto::volume_state::ServingState;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -502,12 +501,10 @@ impl Reloader {
             check_paths(&exports)?;
             let offer = |named: &NamedVolume| {
                 let served = exports.find(&named.name).and_then(|(id, _)| exports.volume_state(id));
-                let owned = served.as_ref().filter(|served| served.ownership().is_some());
                 VolumeOffer {
                     name: named.name.clone(),
                     spec: named.entry.spec.to_string(),
                     data: DataPart::keys_of_spec(&named.entry.spec),
-                    is_standby: owned.map(|served| served.serving() == ServingState::Standby),
                     uuid: served.and_then(|served| served.uuid()).map(|uuid| uuid.to_string()),
                 }
             };

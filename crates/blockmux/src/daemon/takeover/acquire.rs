@@ -9,6 +9,7 @@ use crate::daemon::offer::ListenerOffer;
 use crate::daemon::opening::KnownVolumes;
 use crate::daemon::reload::Reloader;
 use crate::daemon::setup::Setup;
+use crate::daemon::state::KnownTurn;
 use crate::data::part::DataPart;
 use crate::failure::Failure;
 use crate::process::privileges::ServiceUser;
@@ -35,6 +36,8 @@ pub(in crate::daemon) struct Takeover {
     /// released its volumes.
     files: Vec<(ListenerOffer, ListenerHandle)>,
     reservations: BTreeMap<String, Vec<u8>>,
+    /// The images that one daemon owns at a time, by the name of the volume.
+    turns: BTreeMap<String, KnownTurn>,
     sessions: Vec<HandedSession>,
 }
 
@@ -86,14 +89,14 @@ impl Takeover {
                     inherited.offer(offered.kind, offered.asked, offered.manager_name, listener);
                 }
                 (TakeoverMessage::Offer(offer), _) => {
-                    let (reservations, sessions, is_trusted) = (BTreeMap::new(), Vec::new(), is_ours);
                     return Ok(Some(Takeover {
                         connection,
                         offer,
-                        is_trusted,
+                        is_trusted: is_ours,
                         files,
-                        reservations,
-                        sessions,
+                        reservations: BTreeMap::new(),
+                        turns: BTreeMap::new(),
+                        sessions: Vec::new(),
                     }));
                 }
                 (TakeoverMessage::Refused { reason }, _) => return Err(cannot(reason)),
@@ -171,8 +174,11 @@ impl Takeover {
             let Received { message, attachment, socket } =
                 self.connection.receive(Some(RELEASE_TIME)).map_err(lost)?;
             match (message, socket) {
-                (TakeoverMessage::Volume { name }, _) => {
+                (TakeoverMessage::Volume { name, generations: None }, _) => {
                     self.reservations.insert(name, attachment);
+                }
+                (TakeoverMessage::Volume { name, generations: Some(generations) }, _) => {
+                    self.turns.insert(name, KnownTurn { generations, reservations: attachment });
                 }
                 (
                     TakeoverMessage::Session(SessionOffer { protocol, listener, peer, state_len }),
@@ -204,18 +210,16 @@ impl Takeover {
         Ok(())
     }
 
-    /// The daemon's volumes: this process must report the same UUIDs to initiators, and serve the
-    /// images that the daemon has served.
-    pub(in crate::daemon) fn known_volumes(&self) -> KnownVolumes {
+    /// The daemon's volumes, once it has released them: this process must report the same UUIDs to
+    /// initiators, and serve the images that the daemon has served.
+    pub(in crate::daemon) fn known_volumes(&mut self) -> KnownVolumes {
         let all = self.offer.volumes.iter();
-        let uuids = all.clone();
-        let uuids =
-            uuids.filter_map(|volume| Some((volume.name.clone(), volume.uuid.as_ref()?.parse().ok()?)));
-        let are_standby = all.filter_map(|volume| Some((volume.name.clone(), volume.is_standby?)));
-        KnownVolumes { uuids: uuids.collect(), are_standby: are_standby.collect() }
+        let uuids = all.filter_map(|volume| Some((volume.name.clone(), volume.uuid.as_ref()?.parse().ok()?)));
+        KnownVolumes { uuids: uuids.collect(), turns: std::mem::take(&mut self.turns) }
     }
 
-    /// Restores the daemon's persistent reservations.
+    /// Restores the daemon's persistent reservations, but not those of images that one daemon owns
+    /// at a time, which are restored as these are opened.
     ///
     /// # Errors
     /// If they cannot be parsed. Without them, initiators that a reservation excludes would have
@@ -298,8 +302,8 @@ mod tests {
             (TakeoverConnection::new(one).unwrap(), TakeoverConnection::new(other).unwrap());
         daemon.send(&TakeoverMessage::Released).unwrap();
         let offer = Offer { volumes: Vec::new(), attachments: Vec::new(), state: None };
-        let (reservations, sessions) = (BTreeMap::new(), Vec::new());
-        let mut takeover = Takeover { connection, offer, is_trusted, files, reservations, sessions };
+        let (reservations, turns, sessions) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let mut takeover = Takeover { connection, offer, is_trusted, files, reservations, turns, sessions };
         takeover.wait_for_release(&inherited).unwrap();
         inherited.close_offered();
         path.exists()

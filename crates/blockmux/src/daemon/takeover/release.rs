@@ -11,7 +11,7 @@ use blockmux_engine::net::socket::ListenerHandle;
 use blockmux_engine::serve::handover::SessionHandover;
 use blockmux_engine::volume::rbd::wait_until_closed;
 use blockmux_proto::exports::Exports;
-use blockmux_proto::volume_state::VolumeState;
+use blockmux_proto::volume_state::{StateGeneration, VolumeState};
 use blockmux_volume::Volume;
 use rustix::fd::AsFd;
 use std::io;
@@ -188,14 +188,19 @@ impl Handover {
         let all = exports.iter().filter_map(|(id, export)| {
             let served = exports.volume_state(id)?;
             let users = (Arc::downgrade(&served), Arc::downgrade(&export.volume));
-            Some((export.name.clone(), served.reservations_snapshot(), users))
+            let generations = served.ownership().map(|_| {
+                let all = served.served_generations();
+                all.into_iter().map(|StateGeneration(generation)| generation).collect()
+            });
+            let message = TakeoverMessage::Volume { name: export.name.clone(), generations };
+            Some((export.name.clone(), message, served.reservations_snapshot(), users))
         });
         let all: Vec<_> = all.collect();
         drop(exports);
         let is_used = |(served, volume): &(Weak<VolumeState>, Weak<dyn Volume>)| {
             served.strong_count() > 0 || volume.strong_count() > 0
         };
-        let is_open = || all.iter().find(|(_, _, users)| is_used(users));
+        let is_open = || all.iter().find(|(.., users)| is_used(users));
         let end = Instant::now() + closed_within;
         while is_open().is_some() && Instant::now() < end {
             thread::park_timeout(Duration::from_millis(1));
@@ -213,10 +218,8 @@ impl Handover {
                 "the new process has ended or is stuck ({error}), and nothing is served; start the daemon again"
             ))
         };
-        for (name, snapshot, ..) in &all {
-            self.connection
-                .send_with(&TakeoverMessage::Volume { name: name.clone() }, snapshot, None)
-                .map_err(gone)?;
+        for (_, message, snapshot, _) in &all {
+            self.connection.send_with(message, snapshot, None).map_err(gone)?;
         }
         for handed_over in session_handover.take() {
             let offer = SessionOffer {

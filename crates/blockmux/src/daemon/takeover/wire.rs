@@ -30,7 +30,13 @@ pub(super) enum TakeoverMessage {
     /// The new process has checked its config: the daemon may stop and release its volumes.
     Ready,
     /// A volume; its persistent reservations are attached.
-    Volume { name: String },
+    Volume {
+        name: String,
+        /// Of an image that one daemon owns at a time: the generations of its stored reservations,
+        /// of which one is found if nobody has owned it since; none if the daemon was standby.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        generations: Option<Vec<u64>>,
+    },
     /// A session between two requests; its socket comes with the message. The session's state and
     /// the bytes that were received and not parsed are attached.
     Session(SessionOffer),
@@ -216,7 +222,7 @@ mod tests {
     fn messages_arrive_in_order_each_with_its_attachment_and_its_socket() {
         let (one, other) = pair();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let volume = TakeoverMessage::Volume { name: "a".to_owned() };
+        let volume = TakeoverMessage::Volume { name: "a".to_owned(), generations: None };
         let sender = std::thread::spawn({
             let listener = listener.try_clone().unwrap();
             let volume = volume.clone();

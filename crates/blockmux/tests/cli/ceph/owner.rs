@@ -71,6 +71,12 @@ impl TestImage {
         self.rados(&["put", &self.object(), file.to_str().unwrap()]);
     }
 
+    /// Stores the same again, as a daemon does that owns the image from now on.
+    pub(super) fn begin_another_turn(&self) {
+        let later = self.generation() + 1;
+        self.change_record(|record| record[8..16].copy_from_slice(&later.to_be_bytes()));
+    }
+
     /// The stored generation.
     fn generation(&self) -> u64 {
         u64::from_be_bytes(self.record()[8..16].try_into().unwrap())
@@ -114,7 +120,9 @@ fn a_daemon_elsewhere_continues_with_the_reservations_of_one_that_was_killed() {
     assert!(!has_state_files(&first.directory));
     let (before, serial) = (unit(&first), login(&first, 0).inquiry_page(0x83));
     kill(first);
+    let generation = image.generation();
     let second = image.serve("take");
+    assert!(image.generation() > generation, "what the first one may still store is stale");
     let (mut a, mut b) = (login(&second, 0), login(&second, 1));
     assert_eq!((unit(&second), a.inquiry_page(0x83)), (before, serial), "it is the same disk");
     assert_eq!(b.reserve_in(READ_KEYS), KEY_7);

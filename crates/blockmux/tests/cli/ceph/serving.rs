@@ -69,8 +69,8 @@ fn a_volume_moves_between_daemons_with_its_reservations() {
     let mut there = login(&second, 0);
     assert_eq!(a.inquiry_page(0x83), there.inquiry_page(0x83), "it is the same disk");
     assert_eq!((alua_state(&mut a), a.access()), (STANDBY, [CHECK_CONDITION; 2]));
-    let mut nbd = RawClient::connect(&first.daemon.socket());
-    assert_eq!(nbd.write(0, 0, &[1; 512]), ESHUTDOWN);
+    let nbd = blockmux(["info", &format!("nbd+unix:///disk?socket={}", first.daemon.socket().display())]);
+    assert!(text(&nbd.stderr).contains("another server serves the export now"), "{}", text(&nbd.stderr));
     assert_eq!(first.said(&["deactivate", "disk"]).trim(), "disk is standby already");
     assert_eq!(first.said(&["activate", "disk"]).trim(), "disk is active");
     assert_eq!(first.said(&["activate", "disk", "--take"]).trim(), "disk is active already");
@@ -79,7 +79,8 @@ fn a_volume_moves_between_daemons_with_its_reservations() {
     assert!(refused.contains("disk: acquiring the image: another client owns the image"), "{refused}");
     [&mut a, &mut b].into_iter().for_each(take_attention);
     assert_eq!((alua_state(&mut a), a.access()), (OPTIMIZED, [GOOD; 2]));
-    assert_eq!(nbd.write(0, 0, &[1; 512]), 0, "its session has stayed");
+    let mut nbd = RawClient::connect(&first.daemon.socket());
+    assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
     // A registration without APTPL, which a restart would lose.
     assert_eq!(a.reserve_out(REGISTER, 0, [0, 7], 0), GOOD);
     assert_eq!(a.reserve_out(RESERVE, EXCLUSIVE_ACCESS, [7, 0], 0), GOOD);
@@ -203,7 +204,9 @@ fn a_daemon_that_takes_over_from_another_is_active_or_standby_as_that() {
     let place = tempfile::tempdir().unwrap();
     let control = format!("unix:{}", place.path().join("control").display());
     let (config, state) = (image.standby_config("host"), place.path().join("state"));
-    let own = ["--config", &config, "--iscsi", "127.0.0.1:0", "--control", &control];
+    let socket = place.path().join("nbd");
+    let nbd = format!("unix:{}", socket.display());
+    let own = ["--config", &config, "--iscsi", "127.0.0.1:0", "--nbd", &nbd, "--control", &control];
     let arguments = [&own[..], &["--state", state.to_str().unwrap()]].concat();
     let ctl = |command: &str| succeed(Command::new(BLOCKMUX).args(["ctl", &control, command, "disk"]));
     let access = |daemon: &Daemon| RawIscsi::login(&daemon.urls_of("iscsi")[0], NAMES[0]).access();
@@ -221,6 +224,18 @@ fn a_daemon_that_takes_over_from_another_is_active_or_standby_as_that() {
     assert_eq!(access(&third), [CHECK_CONDITION; 2]);
     ctl("activate");
     assert_eq!(access(&third), [GOOD; 2]);
+    // A client that does not reconnect goes on, as nobody else has served the image.
+    let mut nbd = RawClient::connect(&socket);
+    assert_eq!(nbd.write(0, 0, &[1; 512]), 0);
+    let fourth = take_over(third);
+    assert_eq!((nbd.write(0, 0, &[2; 512]), access(&fourth)), (0, [GOOD; 2]));
+    // Somebody has begun a turn that this daemon knows nothing of.
+    image.begin_another_turn();
+    let fifth = take_over(fourth);
+    assert!(nbd.is_closed(), "what it has sent may be out of date");
+    assert_eq!(access(&fifth), [CHECK_CONDITION; 2]);
+    ctl("activate");
+    assert_eq!(access(&fifth), [GOOD; 2]);
 }
 
 #[test]

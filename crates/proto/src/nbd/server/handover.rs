@@ -31,8 +31,8 @@ pub enum NbdResumeError {
 /// ```text
 /// version u8 | headers u8 | agreed u8 | NBD_INFO_EXPORT | NBD_INFO_BLOCK_SIZE | export's name
 /// ```
-/// `agreed` has a bit for `base:allocation`, one for a client that respects the block sizes, and one
-/// for a session that its volume has fenced.
+/// `agreed` has a bit for `base:allocation`, one for a client that respects the block sizes, and
+/// one for a session that its volume has fenced.
 pub(super) fn encode(params: &ServerParams, export: &str, is_fenced: bool) -> Vec<u8> {
     let headers = match params.headers {
         HeaderFormat::Simple => 0,

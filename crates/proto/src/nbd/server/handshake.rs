@@ -484,8 +484,8 @@ impl ServerHandshake {
         let found = if name.is_empty() { self.exports.default_export() } else { self.exports.find(name) };
         let state = found.as_ref().and_then(|(id, _)| self.exports.volume_state(*id));
         if state.is_some_and(|state| state.serving() != ServingState::Active) {
-            // The client knows no path states, so it would use the session later, and what it has sent
-            // by then may be out of date.
+            // The client knows no path states, so it would use the session later, and what it has
+            // sent by then may be out of date.
             return Err(OptionError(Rep::NBD_REP_ERR_SHUTDOWN, "another server serves the export now"));
         }
         found.ok_or_else(|| match self.exports.is_refused(name) {

@@ -167,7 +167,8 @@ impl AttachedUnit {
         self.counter.get_or_insert_with(|| IoCounter::new(&self.unit.volume_state, self.epoch)).clone()
     }
 
-    /// Does its I/O as that of a session of this epoch from now on, for work that a session has left.
+    /// Does its I/O as that of a session of this epoch from now on, for work that a session has
+    /// left.
     pub(super) fn enter(&mut self, epoch: Epoch) {
         if self.epoch != epoch {
             (self.epoch, self.counter) = (epoch, None);
