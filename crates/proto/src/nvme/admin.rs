@@ -10,7 +10,7 @@ use super::property::Properties;
 use super::subsystem::{Namespace, NamespaceView, Subsystem};
 use super::temperature::TemperatureThresholds;
 use super::{MAX_ABORTS, MAX_EVENT_REQUESTS, MAX_IO_QUEUES, NvmeOutcome};
-use crate::volume_state::{Notices, ReservationChange};
+use crate::volume_state::{Epoch, Notices, ReservationChange};
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::feature::*;
 use blockmux_wire::nvme::opcode::AdminOpcode;
@@ -30,6 +30,8 @@ pub(crate) struct AdminQueue {
     view: NamespaceView,
     /// Identifier of the port that the host connected to.
     port: u16,
+    /// The epoch in which the host connected.
+    epoch: Epoch,
     /// Longest in-capsule data on I/O queues, in bytes.
     in_capsule: usize,
     /// SGL support of the transport, as in Identify Controller.
@@ -78,6 +80,7 @@ impl AdminQueue {
             properties: Properties::default(),
             host,
             port,
+            epoch: Epoch::current(),
             in_capsule,
             sgls,
             kato_ms,
@@ -254,7 +257,7 @@ impl AdminQueue {
         if persists && !volume_state.has_shared_state() {
             return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND);
         }
-        Ok(AdminWait::Persistence(ReservationChange::new(volume_state, false), persists))
+        Ok(AdminWait::Persistence(ReservationChange::new(volume_state, self.epoch, false), persists))
     }
 
     /// The namespace of a namespace-specific feature, if it is accessible through the port (Base

@@ -16,7 +16,7 @@ use super::traffic::QueueCounts;
 use super::{MAX_DATA, NvmeOutcome};
 use crate::exports::VolumeId;
 use crate::scsi::bytes::first_difference;
-use crate::volume_state::{AtomicRange, Registrant};
+use crate::volume_state::{AtomicRange, Epoch, Registrant};
 use blockmux_volume::{IoError, Op, Output, SgList};
 use blockmux_wire::nvme::log::AnaState;
 use blockmux_wire::nvme::nvm::{
@@ -66,6 +66,8 @@ pub(crate) struct QueueOrigin {
     pub(crate) who: Registrant,
     /// Port identifier.
     pub(crate) port: u16,
+    /// The epoch in which the queue was connected.
+    pub(crate) epoch: Epoch,
 }
 
 /// The next step of a command.
@@ -122,7 +124,7 @@ impl IoCommand {
             | NvmOpcode::RESERVATION_ACQUIRE
             | NvmOpcode::RESERVATION_RELEASE
             | NvmOpcode::RESERVATION_REPORT => {
-                let reserving = Box::new(ReservationCommand::parse(namespace, &origin.who, sqe)?);
+                let reserving = Box::new(ReservationCommand::parse(namespace, origin, sqe)?);
                 return Ok(IoCommand::new(volume, (0, 0), IoCommandKind::Reserve(reserving)));
             }
             _ => return Err(NvmeStatus::INVALID_COMMAND_OPCODE),

@@ -5,11 +5,11 @@
 //! its 128-bit identifier (decision 70), across all controllers and subsystems.
 
 use super::NvmeOutcome;
-use super::io::IoStep;
+use super::io::{IoStep, QueueOrigin};
 use super::subsystem::Namespace;
 use crate::volume_state::{
-    Drain, NotChanged, Notice, Notices, Preempt, Register, Registrant, ReservationChange, ReservationRefused,
-    Reservations, VolumeState,
+    Drain, Epoch, NotChanged, Notice, Notices, Preempt, Register, Registrant, ReservationChange,
+    ReservationRefused, Reservations, VolumeState,
 };
 use blockmux_volume::{Seg, SgList};
 use blockmux_wire::nvme::Sqe;
@@ -25,6 +25,8 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(super) struct ReservationCommand {
     volume_state: Arc<VolumeState>,
     who: Registrant,
+    /// The epoch in which the host's session began.
+    epoch: Epoch,
     wanted: ReservationAction,
     /// The host's data.
     keys: ReservationKeys,
@@ -56,10 +58,10 @@ enum ReservationAction {
 }
 
 impl ReservationCommand {
-    /// Checks a command of host `who`.
+    /// Checks a command of a host.
     pub(super) fn parse(
         namespace: &Namespace,
-        who: &Registrant,
+        origin: &QueueOrigin,
         sqe: &Sqe,
     ) -> Result<ReservationCommand, NvmeStatus> {
         let cdw10 = sqe.cdw10.get();
@@ -112,9 +114,17 @@ impl ReservationCommand {
                 _ => return Err(NvmeStatus::INVALID_FIELD_IN_COMMAND),
             },
         };
-        let (volume_state, who) = (namespace.volume_state.clone(), who.clone());
+        let (volume_state, who) = (namespace.volume_state.clone(), origin.who.clone());
         let keys = ReservationKeys::new_zeroed();
-        Ok(ReservationCommand { volume_state, who, wanted, keys, change: None, barrier: None })
+        Ok(ReservationCommand {
+            volume_state,
+            who,
+            epoch: origin.epoch,
+            wanted,
+            keys,
+            change: None,
+            barrier: None,
+        })
     }
 
     /// Length of the host's data, in bytes.
@@ -146,7 +156,7 @@ impl ReservationCommand {
             report.resize(len, 0);
             return IoStep::Done(NvmeOutcome::data(Seg::from_slice(&report).into(), 0));
         }
-        self.change = Some(ReservationChange::new(&self.volume_state, self.aborts()));
+        self.change = Some(ReservationChange::new(&self.volume_state, self.epoch, self.aborts()));
         self.resume()
     }
 
@@ -176,6 +186,9 @@ impl ReservationCommand {
                 }
                 Err(NotChanged::Standby) => {
                     return IoStep::Done(NvmeOutcome::retry(NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE));
+                }
+                Err(NotChanged::Fenced) => {
+                    return IoStep::Done(NvmeOutcome::retry(NvmeStatus::INTERNAL_PATH_ERROR));
                 }
             }
             self.barrier = self.aborts().then(|| Drain::new(&self.volume_state));

@@ -10,7 +10,7 @@ use super::subsystem::{Namespace, NamespaceView, Subsystem};
 use super::{MAX_DATA, MAX_EVENT_REQUESTS, NvmeOutcome};
 use crate::exports::VolumeId;
 use crate::names::volume_uuid::VolumeUuid;
-use crate::volume_state::{Registrant, VolumeState};
+use crate::volume_state::{Epoch, Registrant, VolumeState};
 use blockmux_volume::conformance::TestCore;
 use blockmux_volume::{Channel, Io, IoError, MemVolume, Op, Output, Seg, SgList, Tag, Volume, Waker};
 use blockmux_wire::nvme::identify::IdentifyController;
@@ -44,7 +44,11 @@ impl Bench {
         let core = TestCore::new().as_core();
         Bench {
             view: subsystem.view(&host().nqn),
-            origin: QueueOrigin { who: Registrant::of_nvme_host(host().nqn.as_str(), host().id), port: 1 },
+            origin: QueueOrigin {
+                who: Registrant::of_nvme_host(host().nqn.as_str(), host().id),
+                port: 1,
+                epoch: Epoch::current(),
+            },
             subsystem,
             channels: volumes.iter().map(|volume| volume.open(&core, 1, Waker::idle()).unwrap()).collect(),
         }

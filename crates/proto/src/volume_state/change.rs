@@ -6,10 +6,13 @@
 //!      └──── reload ◀── stale ─┘
 //! ```
 //! A change that must survive a restart is stored first and takes effect afterwards (decision 92).
+//! So is every change of a volume that processes serve in turns, also if what is stored does not
+//! change by it: only the storage knows whether another process has the volume (decision 122).
 //! One is stored at a time, and others wait, so no answer, not even a refusal, depends on a change
 //! that a crash may undo. The next user of the table puts a committed change into effect, because
 //! the command that has made it may have ended.
 
+use super::epoch::Epoch;
 use super::image::{from_image, to_image};
 use super::ownership::ServingState;
 use super::reservations::{Notice, Notices, Registrant, Reservations};
@@ -21,8 +24,9 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct ReservationChange {
     volume_state: Arc<VolumeState>,
     aborts: bool,
-    /// It is made while the volume becomes standby.
-    is_last: bool,
+    /// That of the session that makes it; `None` for the change that is made while the volume
+    /// becomes standby.
+    epoch: Option<Epoch>,
     /// The outcome of the command's proposal, once it is known.
     proposal: Option<Arc<OnceLock<ProposalOutcome>>>,
 }
@@ -36,6 +40,8 @@ pub(crate) enum NotChanged<E> {
     NotStored,
     /// Another process serves the volume.
     Standby,
+    /// The session is fenced: what it has sent may be out of date.
+    Fenced,
 }
 
 /// A change that is being stored.
@@ -55,15 +61,16 @@ pub(super) enum ProposalOutcome {
 }
 
 impl ReservationChange {
-    /// A change that is not made yet. With `aborts`, the tasks of preempted registrants are
-    /// aborted.
-    pub(crate) fn new(volume_state: &Arc<VolumeState>, aborts: bool) -> ReservationChange {
-        ReservationChange { volume_state: volume_state.clone(), aborts, is_last: false, proposal: None }
+    /// A change that is not made yet, of a session that began in `epoch`. With `aborts`, the tasks
+    /// of preempted registrants are aborted.
+    pub(crate) fn new(volume_state: &Arc<VolumeState>, epoch: Epoch, aborts: bool) -> ReservationChange {
+        let volume_state = volume_state.clone();
+        ReservationChange { volume_state, aborts, epoch: Some(epoch), proposal: None }
     }
 
     /// A change that is made while the volume becomes standby, when no others are.
     pub(super) fn last(volume_state: &Arc<VolumeState>) -> ReservationChange {
-        ReservationChange { is_last: true, ..ReservationChange::new(volume_state, false) }
+        ReservationChange { volume_state: volume_state.clone(), aborts: false, epoch: None, proposal: None }
     }
 
     /// Makes the change: call it, always with the same `change`, until it returns true. Then the
@@ -78,9 +85,11 @@ impl ReservationChange {
         let (volume_state, aborts) = (&self.volume_state, self.aborts);
         let mut table = volume_state.lock();
         if self.proposal.is_none() {
-            match table.serving {
-                ServingState::Active => {}
-                ServingState::Transitioning if self.is_last => {}
+            match (table.serving, self.epoch) {
+                (ServingState::Active, Some(epoch)) if volume_state.fences(epoch) => {
+                    return Err(NotChanged::Fenced);
+                }
+                (ServingState::Active, _) | (ServingState::Transitioning, None) => {}
                 _ => return Err(NotChanged::Standby),
             }
             if table.proposed.is_some() {
@@ -88,7 +97,9 @@ impl ReservationChange {
             }
             let mut reservations = table.reservations.clone();
             let notices = change(&table, &mut reservations).map_err(NotChanged::Refused)?;
-            let must_store = table.reservations.persists || reservations.persists;
+            // An owner that is shut out may not know it: the storage refuses what it stores.
+            let must_store =
+                volume_state.ownership.is_some() || table.reservations.persists || reservations.persists;
             let Some(shared) = volume_state.shared_state.as_ref().filter(|_| must_store) else {
                 volume_state.put_into_effect(&mut table, reservations, &notices, aborts);
                 return Ok(true);
@@ -291,6 +302,10 @@ mod tests {
         change.poll(|_, reservations| how(reservations))
     }
 
+    fn change_of(volume_state: &Arc<VolumeState>) -> ReservationChange {
+        ReservationChange::new(volume_state, Epoch::current(), false)
+    }
+
     /// Changes of two hosts, all of which succeed in this order.
     const SCRIPT: [fn(&mut Reservations) -> Outcome; 8] = [
         |all| register(all, 1, 1, true),
@@ -314,7 +329,7 @@ mod tests {
             let (mut acknowledged, mut in_flight) = (Reservations::default(), None);
             let mut steps = 0;
             'script: for how in SCRIPT {
-                let mut change = ReservationChange::new(&volume_state, false);
+                let mut change = change_of(&volume_state);
                 loop {
                     if steps >= crash_at {
                         let mut with_it = acknowledged.clone();
@@ -362,7 +377,7 @@ mod tests {
         let disk = Arc::new(Disk::default());
         let (one, other) = (process(&disk), process(&disk));
         let commit = |volume_state, how: fn(&mut Reservations) -> Outcome| {
-            let mut change = ReservationChange::new(volume_state, false);
+            let mut change = change_of(volume_state);
             for _ in 0..4 {
                 match poll(&mut change, how) {
                     Ok(false) => disk.decide(true),
@@ -395,16 +410,16 @@ mod tests {
     fn one_change_is_stored_at_a_time_and_takes_effect_without_its_command() {
         let disk = Arc::new(Disk::default());
         let volume_state = process(&disk);
-        let (mut first, mut second) =
-            (ReservationChange::new(&volume_state, false), ReservationChange::new(&volume_state, false));
+        let (mut first, mut second) = (change_of(&volume_state), change_of(&volume_state));
         let mut poll_first = || poll(&mut first, |all| register(all, 1, 1, true));
         let mut poll_second = || poll(&mut second, |all| reserve(all, 1, 1));
         let holder = Holder { nexus: 1, unit: 0 };
-        assert_eq!((poll_first(), poll_second(), volume_state.reserve(holder)), (Ok(false), Ok(false), None));
+        let reserve_unit = || volume_state.reserve(holder, Epoch::current()).unwrap();
+        assert_eq!((poll_first(), poll_second(), reserve_unit()), (Ok(false), Ok(false), None));
         drop(first);
         disk.decide(true);
         let summary = volume_state.reservation();
-        assert_eq!((summary.registrants, volume_state.reserve(holder)), (1, Some(false)));
+        assert_eq!((summary.registrants, reserve_unit()), (1, Some(false)));
         assert_eq!(poll_second(), Ok(false));
         disk.decide(false);
         assert_eq!(poll_second(), Err(NotChanged::NotStored));
@@ -415,7 +430,7 @@ mod tests {
     fn a_process_that_takes_over_continues_with_a_change_that_is_being_stored() {
         let disk = Arc::new(Disk::default());
         let volume_state = process(&disk);
-        let mut change = ReservationChange::new(&volume_state, false);
+        let mut change = change_of(&volume_state);
         assert_eq!(poll(&mut change, |all| register(all, 1, 1, true)), Ok(false));
         let snapshot = volume_state.reservations_snapshot();
         disk.decide(true);

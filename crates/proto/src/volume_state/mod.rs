@@ -75,7 +75,7 @@ use crate::names::unit_identity::GivenUnitIdentity;
 use crate::names::volume_uuid::VolumeUuid;
 use blockmux_volume::{Limiter, Resize, ResizeError, Volume, VolumeLimits};
 use change::ProposedChange;
-use image::{from_image, from_snapshot, to_snapshot};
+use image::{from_image, from_snapshot, to_image, to_snapshot};
 use in_flight::InFlight;
 use orphans::OrphanCount;
 use std::any::Any;
@@ -502,6 +502,14 @@ impl VolumeState {
         to_snapshot(self.lock().newest())
     }
 
+    /// What is stored of the reservations of a snapshot.
+    ///
+    /// # Errors
+    /// If the snapshot is damaged, or of a later version.
+    pub fn stored_image(snapshot: &[u8]) -> Result<Vec<u8>, ReservationImageError> {
+        from_snapshot(snapshot).map(|reservations| to_image(&reservations))
+    }
+
     /// Continues with the reservations of the process that served the volume before. Called before
     /// the volume has users.
     ///
@@ -515,12 +523,18 @@ impl VolumeState {
         Ok(())
     }
 
-    /// Makes `holder` the holder of an SPC-2 RESERVE; returns whether it is. `None` while a change
-    /// is being stored on which that depends.
-    pub(crate) fn reserve(&self, holder: Holder) -> Option<bool> {
+    /// Makes `holder`, whose session began in `epoch`, the holder of an SPC-2 RESERVE; returns
+    /// whether it is. `None` while a change is being stored on which that depends.
+    ///
+    /// # Errors
+    /// If the session is fenced.
+    pub(crate) fn reserve(&self, holder: Holder, epoch: Epoch) -> Result<Option<bool>, Fenced> {
         let mut table = self.lock();
+        if table.serving != ServingState::Active || self.fences(epoch) {
+            return Err(Fenced);
+        }
         if table.proposed.is_some() {
-            return None;
+            return Ok(None);
         }
         // SPC-2, "Reservations", with CRH 0: RESERVE conflicts with existing registrations.
         let is_free = table.reserved_by.is_none_or(|other| other == holder)
@@ -529,7 +543,7 @@ impl VolumeState {
             table.reserved_by = Some(holder);
             self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
         }
-        Some(is_free)
+        Ok(Some(is_free))
     }
 
     /// Releases an SPC-2 RESERVE of `holder`; with `None`, of any holder.
@@ -541,12 +555,18 @@ impl VolumeState {
         }
     }
 
-    /// Refuses all access, at the start of a SANITIZE. Returns whether that is a change; `None` if
-    /// this process does not serve the volume, or is about to stop. I/O that was admitted before
-    /// may still be in flight; see [`Drain`].
-    pub(crate) fn close(&self) -> Option<bool> {
+    /// Refuses all access, at the start of a SANITIZE by a session that began in `epoch`. Returns
+    /// whether that is a change. I/O that was admitted before may still be in flight; see
+    /// [`Drain`].
+    ///
+    /// # Errors
+    /// If this process does not serve the volume, or is about to stop, or the session is fenced.
+    pub(crate) fn close(&self, epoch: Epoch) -> Result<bool, Fenced> {
         let mut table = self.lock();
-        (table.serving == ServingState::Active).then(|| self.set_closed(&mut table, true))
+        if table.serving != ServingState::Active || self.fences(epoch) {
+            return Err(Fenced);
+        }
+        Ok(self.set_closed(&mut table, true))
     }
 
     /// Allows access again after a SANITIZE.

@@ -458,7 +458,7 @@ mod tests {
     use super::testing::Cluster;
     use super::*;
     use crate::volume_state::{
-        Admission, IoGuard, NotAdmitted, Register, Registrant, RequiredAccess, Reservations,
+        Admission, Holder, IoGuard, NotAdmitted, Register, Registrant, RequiredAccess, Reservations,
     };
     use blockmux_volume::{IoError, Op};
     use blockmux_wire::scsi::reservation::ScsiReservationType;
@@ -485,7 +485,7 @@ mod tests {
 
     /// Host 1 registers and reserves the volume.
     fn reserve(volume_state: &Arc<VolumeState>, persists: bool) -> Result<bool, NotChanged<()>> {
-        let mut change = ReservationChange::new(volume_state, false);
+        let mut change = ReservationChange::new(volume_state, Epoch::current(), false);
         let made = |all: &mut Reservations| {
             let (who, kind) = (host(1), ScsiReservationType::WRITE_EXCLUSIVE);
             let registrants = std::slice::from_ref(&who);
@@ -515,7 +515,7 @@ mod tests {
         assert!(first.promote().is_err() && write(&one).is_ok() && write(&two).is_ok());
         // Registrations without APTPL are moved, too.
         assert_eq!(reserve(&first, false), Ok(true));
-        assert_eq!(cluster.stored(), StoredState::default());
+        assert!(cluster.stored().image.is_empty());
         let there = [1, 2].map(|id| user(&second, id));
         retire(&first);
         assert!(is_fenced(&one) && is_fenced(&two));
@@ -523,7 +523,7 @@ mod tests {
         cluster.promote(&second);
         assert!(write(&there[0]).is_ok());
         assert_eq!(write(&there[1]).err(), Some(IoError::Reserved));
-        let mut clear = ReservationChange::new(&second, false);
+        let mut clear = ReservationChange::new(&second, Epoch::current(), false);
         assert_eq!(clear.poll(|_, all| all.clear(&host(1), 7)), Ok(true));
         let early = Epoch::current();
         let again = [1, 2].map(|id| user(&first, id));
@@ -532,6 +532,35 @@ mod tests {
         cluster.promote(&first);
         assert!(write(&again[0]).is_ok() && write(&again[1]).is_ok());
         assert!(is_fenced(&one) && is_fenced(&two), "what they have sent may be out of date");
+    }
+
+    #[test]
+    fn a_session_of_an_ended_epoch_changes_nothing() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        let holder = Holder { nexus: 1, unit: 0 };
+        cluster.promote(&process);
+        let old = Epoch::current();
+        retire(&process);
+        cluster.promote(&process);
+        let before = cluster.stored();
+        let mut late = ReservationChange::new(&process, old, false);
+        let made = late.poll(|_, _| -> Result<Notices, ()> { panic!("it is not evaluated") });
+        assert_eq!(made, Err(NotChanged::Fenced));
+        assert!(process.reserve(holder, old).is_err() && process.close(old).is_err());
+        assert_eq!(cluster.stored(), before);
+        assert!(process.step_down().is_ok(), "no SANITIZE is in progress");
+        assert_eq!(process.reserve(holder, Epoch::current()).ok(), Some(Some(true)));
+    }
+
+    #[test]
+    fn an_owner_that_is_shut_out_acknowledges_no_change() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        cluster.fail(true);
+        assert_eq!(reserve(&process, false), Err(NotChanged::NotStored));
+        assert_eq!(process.reservation().registrants, 0);
     }
 
     #[test]
@@ -548,11 +577,11 @@ mod tests {
         drop(leaving);
         assert_eq!(process.serving(), ServingState::Active);
         assert!(write(&session).is_ok(), "nothing has changed");
-        assert_eq!(process.close(), Some(true));
+        assert_eq!(process.close(Epoch::current()).ok(), Some(true));
         assert_eq!(process.step_down().err(), Some(TransitionRefused::Sanitizing));
         process.open();
         let leaving = process.step_down().unwrap();
-        assert_eq!(process.close(), None, "no SANITIZE begins meanwhile");
+        assert_eq!(process.close(Epoch::current()).ok(), None, "no SANITIZE begins meanwhile");
         drop(io);
         assert!(leaving.is_drained() && leaving.finish().is_some());
         assert_eq!(process.serving(), ServingState::Standby);
@@ -723,7 +752,7 @@ mod tests {
         drop(leaving);
         // It may be stored, or not.
         cluster.hang(true);
-        let mut change = ReservationChange::new(&process, false);
+        let mut change = ReservationChange::new(&process, Epoch::current(), false);
         assert_eq!(change.poll(|_, all| all.clear(&host(1), 7)), Ok(false));
         assert_eq!(process.served_generations(), [cluster.stored().generation, StateGeneration(u64::MAX)]);
         // What it has not served is fenced there.

@@ -535,7 +535,7 @@ const MAX_MASKS_AND_ONE: u8 = crate::aoe::unit::MAX_MASKS as u8 + 1;
 
 #[test]
 fn reservations_and_locks_of_other_protocols_are_respected() {
-    use crate::volume_state::RangeGuard;
+    use crate::volume_state::{Epoch, RangeGuard};
     let (exports, units) = units();
     let mut bench = AoeTargetBench::with(&exports, units);
     let volume_state = exports.volume_state(VolumeId(0)).unwrap();
@@ -543,7 +543,7 @@ fn reservations_and_locks_of_other_protocols_are_respected() {
     let mut ask =
         || bench.ask(STATION, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error);
     let holder = crate::volume_state::Holder { nexus: 1, unit: 0 };
-    assert_eq!(volume_state.reserve(holder), Some(true));
+    assert_eq!(volume_state.reserve(holder, Epoch::current()).ok(), Some(Some(true)));
     assert_eq!(ask(), Some(ErrorCode::TARGET_IS_RESERVED.0));
     volume_state.release(Some(holder));
     assert_eq!(ask(), Some(0));

@@ -14,7 +14,7 @@ use crate::nvme::nqn::Nqn;
 use crate::nvme::subsystem::{NamespaceView, Subsystem};
 use crate::nvme::traffic::QueueCounts;
 use crate::nvme::{HangUp, MQES, Notifier, NvmeOutcome};
-use crate::volume_state::{Admissions, RequiredAccess};
+use crate::volume_state::{Admissions, Epoch, RequiredAccess};
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::status::{CONNECT_INVALID_DATA, ConnectStatus, NvmeStatus, StatusField};
 use blockmux_wire::nvmeof::auth::{SC_C_NEW_TLS_PSK, SC_C_NONE, SC_C_REPLACE_TLS_PSK};
@@ -276,7 +276,7 @@ impl ClaimedIoQueue {
         let mut queue = IoQueue {
             view: NamespaceView::default(),
             admissions: Admissions::new(std::iter::empty(), Some(&who)),
-            origin: QueueOrigin { who, port: *port },
+            origin: QueueOrigin { who, port: *port, epoch: Epoch::current() },
             counts: subsystem.traffic.counts(),
             host: host.nqn.clone(),
             subsystem: subsystem.clone(),

@@ -2,7 +2,7 @@
 
 use super::task::TaskFailure;
 use crate::scsi::sense::Sense;
-use crate::volume_state::Fenced;
+use crate::volume_state::{Fenced, NotChanged};
 use blockmux_volume::{IoError, Op};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 
@@ -30,6 +30,17 @@ pub(super) fn from_io_error(error: IoError, op: Op) -> Sense {
         (IoError::Fenced, _) => (SenseKey::NOT_READY, Asc::TARGET_PORT_IN_UNAVAILABLE_STATE),
     };
     Sense::new(key, asc)
+}
+
+impl From<NotChanged<TaskFailure>> for TaskFailure {
+    fn from(error: NotChanged<TaskFailure>) -> TaskFailure {
+        match error {
+            NotChanged::Refused(failure) => failure,
+            NotChanged::NotStored => Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into(),
+            NotChanged::Standby => Sense::new(SenseKey::NOT_READY, Asc::TARGET_PORT_IN_STANDBY_STATE).into(),
+            NotChanged::Fenced => Fenced.into(),
+        }
+    }
 }
 
 impl From<Fenced> for TaskFailure {

@@ -6,12 +6,15 @@
 use super::ScsiStatus;
 use super::task::{CommandContext, HandlerAction, MultiStepCommand, TaskFailure, TaskOutcome};
 use crate::scsi::sense::Sense;
-use crate::volume_state::Drain;
+use crate::volume_state::{Drain, Notices, ReservationChange};
 use blockmux_volume::Output;
 
 pub(super) fn reserve(cx: &mut CommandContext<'_>) -> TaskOutcome {
     check(cx)?;
-    let mut command = ReserveCommand::default();
+    let volume_state = &cx.unit.unit.volume_state;
+    let is_shared = volume_state.ownership().is_some();
+    let confirm = is_shared.then(|| ReservationChange::new(volume_state, cx.unit.epoch, false));
+    let mut command = ReserveCommand { confirm, drain: None };
     let outcome = command.on_resume(cx);
     if matches!(outcome, Ok(HandlerAction::Wait)) {
         cx.work(command);
@@ -21,8 +24,12 @@ pub(super) fn reserve(cx: &mut CommandContext<'_>) -> TaskOutcome {
 
 /// A RESERVE in progress: reserves the unit, then waits for I/O of other nexuses that started
 /// before.
-#[derive(Default)]
-struct ReserveCommand(Option<Drain>);
+struct ReserveCommand {
+    /// Of a volume that processes serve in turns: a change of nothing, which the storage refuses if
+    /// another process has the volume.
+    confirm: Option<ReservationChange>,
+    drain: Option<Drain>,
+}
 
 impl MultiStepCommand for ReserveCommand {
     fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
@@ -30,15 +37,21 @@ impl MultiStepCommand for ReserveCommand {
     }
 
     fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
-        if let Some(drain) = &self.0 {
+        if let Some(drain) = &self.drain {
             return Ok(if drain.is_over() { HandlerAction::good() } else { HandlerAction::Wait });
         }
+        if let Some(confirm) = &mut self.confirm {
+            if !confirm.poll(|_, _| Ok::<_, TaskFailure>(Notices::new()))? {
+                return Ok(HandlerAction::Wait);
+            }
+            self.confirm = None;
+        }
         let volume_state = &cx.unit.unit.volume_state;
-        match volume_state.reserve(cx.unit.key) {
+        match volume_state.reserve(cx.unit.key, cx.unit.epoch)? {
             None => Ok(HandlerAction::Wait),
             Some(false) => Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT)),
             Some(true) => {
-                self.0 = Some(Drain::new(volume_state));
+                self.drain = Some(Drain::new(volume_state));
                 self.on_resume(cx)
             }
         }
@@ -64,7 +77,9 @@ fn check(cx: &CommandContext<'_>) -> Result<(), Sense> {
 #[cfg(test)]
 mod tests {
     use crate::scsi::device::testing::DeviceBench;
+    use crate::scsi::device::unit::{LogicalUnit, UnitIdentity};
     use crate::scsi::{Lun, ScsiStatus, TaskManagement};
+    use crate::volume_state::TestCluster;
 
     const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
     const RELEASE: [u8; 6] = [0x17, 0, 0, 0, 0, 0];
@@ -108,6 +123,36 @@ mod tests {
         c.server.manage(TaskManagement::LogicalUnitReset, Lun::new(0));
         assert_eq!(c.run(&RESERVE).check(), (6, 0x2903));
         c.run(&RESERVE).good();
+    }
+
+    #[test]
+    fn a_reservation_is_acknowledged_by_an_owner_and_to_a_session_of_its_turn() {
+        let cluster = TestCluster::default();
+        let process = cluster.process();
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
+        let bench = DeviceBench::around(unit, process.volume().clone());
+        cluster.promote(&process);
+        let mut old = bench.client("old");
+        cluster.fail(true);
+        assert_eq!(old.run(&RESERVE).check(), (4, 0x0c00), "the storage says that it is shut out");
+        cluster.fail(false);
+        assert!(process.lose());
+        cluster.promote(&process);
+        assert_eq!(old.run(&RESERVE).check(), (6, 0x2a06));
+        let late: [(&[u8], &[u8]); 4] = [
+            (&RESERVE, &[]),
+            (&[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0], &[]),
+            (&[0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0], &[]),
+            (&[0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0], &[0; 24]),
+        ];
+        for (cdb, data) in late {
+            assert_eq!(old.run_with(cdb, data).check(), (2, 0x040c), "{cdb:x?}");
+        }
+        let mut new = bench.client("new");
+        new.run(&RESERVE).good();
+        old.server.manage(TaskManagement::LogicalUnitReset, Lun::new(0));
+        let mut other = bench.client("other");
+        assert_eq!(other.run(&RESERVE).status, ScsiStatus::RESERVATION_CONFLICT, "a reset of before");
     }
 
     #[test]

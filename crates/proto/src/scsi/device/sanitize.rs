@@ -18,7 +18,7 @@ use super::task::{CommandContext, HandlerAction, MultiStepCommand, TaskFailure, 
 use super::unit::{FORMATTING, LogicalUnit, SANITIZING};
 use super::units::AttachedUnit;
 use crate::scsi::sense::{Sense, SenseKeySpecific};
-use crate::volume_state::{Drain, Epoch, VolumeState};
+use crate::volume_state::{Drain, Epoch, Fenced, VolumeState};
 use blockmux_volume::{Cost, Io, Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
@@ -167,6 +167,9 @@ pub(super) fn exit_failure_mode(cx: &mut CommandContext<'_>) -> TaskOutcome {
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
     }
+    if cx.unit.unit.volume_state.fences(cx.unit.epoch) {
+        return Err(Fenced.into());
+    }
     let has_exited = cx.unit.unit.change(|state| match &state.sanitize {
         // No operation has failed.
         None => Ok(false),
@@ -221,8 +224,8 @@ pub(super) fn begin(
     let size = cx.unit.view.blocks.saturating_mul(cx.unit.view.block_len.into());
     // Before the unit's lock is taken. A concurrent second SANITIZE finds the operation of the
     // first.
-    let is_first = cx.unit.unit.volume_state.close().ok_or(NOT_SERVED)?;
     let epoch = cx.unit.epoch;
+    let is_first = cx.unit.unit.volume_state.close(epoch)?;
     cx.unit.unit.change(|state| {
         if !state.is_served() {
             // It was lost since, which has opened it again.

@@ -234,6 +234,10 @@ impl DeviceServer {
         let Some(unit) = self.unit(lun) else {
             return ManagementResponse::IncorrectLogicalUnitNumber;
         };
+        // What the session has sent may be out of date, and those of others are of a later turn.
+        if unit.volume_state.fences(self.units.epoch) {
+            return ManagementResponse::FunctionComplete;
+        }
         // Aborted tasks of other nexuses end with their next step; `drain` waits for their I/O in
         // flight.
         match function {

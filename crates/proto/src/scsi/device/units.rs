@@ -28,7 +28,7 @@ pub(super) struct AttachedUnits {
     seen: u64,
     pub(super) nexus: Arc<OpenNexus>,
     /// The epoch in which the session began.
-    epoch: Epoch,
+    pub(super) epoch: Epoch,
 }
 
 /// A logical unit as one session sees it.

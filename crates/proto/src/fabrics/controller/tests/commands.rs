@@ -5,7 +5,7 @@ use crate::driver::session::Timed;
 use crate::exports::Export;
 use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::identity::GivenIdentity;
-use crate::volume_state::VolumeState;
+use crate::volume_state::{Epoch, VolumeState};
 use blockmux_volume::{Fault, FaultVolume, MemVolume, Op, OpKind, OpSet};
 use blockmux_wire::nvme::feature::{EXHID, FeatureId, Select};
 use blockmux_wire::nvme::identify::{
@@ -386,7 +386,7 @@ fn a_reservation_of_another_protocol_excludes_the_host() {
     let (mut io, _admin) = FabricsTestHost::io(&node);
     let volume_state: std::sync::Arc<VolumeState> = node.1.volume_state(VolumeId(0)).unwrap();
     let holder = crate::volume_state::Holder { nexus: 1, unit: 0 };
-    assert_eq!(volume_state.reserve(holder), Some(true));
+    assert_eq!(volume_state.reserve(holder, Epoch::current()).ok(), Some(Some(true)));
     let (_, cqe) = io.run(nvm(NvmOpcode::READ, 1, 0, 1), &[]);
     assert_eq!(refusal(&cqe), NvmeStatus::RESERVATION_CONFLICT);
     assert_eq!(

@@ -6,13 +6,12 @@ use crate::scsi::device::task::{CommandContext, HandlerAction, MultiStepCommand,
 use crate::scsi::iscsi_name::Name;
 use crate::scsi::sense::Sense;
 use crate::volume_state::{
-    Drain, Move, NotChanged, Notices, Preempt, Register, Registrant, ReservationChange, ReservationRefused,
-    Reservations,
+    Drain, Move, Notices, Preempt, Register, Registrant, ReservationChange, ReservationRefused, Reservations,
 };
 use blockmux_volume::Output;
 use blockmux_wire::scsi::opcode::persistent_reserve_out as out;
 use blockmux_wire::scsi::reservation::*;
-use blockmux_wire::scsi::sense::{Asc, SenseKey};
+use blockmux_wire::scsi::sense::Asc;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -47,7 +46,7 @@ fn change(cx: &mut CommandContext<'_>, bytes: &[u8]) -> TaskOutcome {
     if request.persists() && !volume_state.has_shared_state() {
         return Err(Sense::in_parameters(20).into());
     }
-    let change = ReservationChange::new(volume_state, action == out::PREEMPT_AND_ABORT);
+    let change = ReservationChange::new(volume_state, cx.unit.epoch, action == out::PREEMPT_AND_ABORT);
     let mut command = ReserveOutCommand {
         change,
         request,
@@ -290,12 +289,7 @@ impl MultiStepCommand for ReserveOutCommand {
             }
             self.request.apply(reservations, &self.registrant)
         });
-        let is_made = changed.map_err(|error| match error {
-            NotChanged::Refused(failure) => failure,
-            NotChanged::NotStored => Sense::new(SenseKey::HARDWARE_ERROR, Asc::WRITE_ERROR).into(),
-            NotChanged::Standby => Sense::new(SenseKey::NOT_READY, Asc::TARGET_PORT_IN_STANDBY_STATE).into(),
-        })?;
-        if !is_made {
+        if !changed? {
             return Ok(HandlerAction::Wait);
         }
         cx.unit.refresh();
