@@ -75,6 +75,14 @@ pub enum RbdError {
     /// A call about an open image does not return.
     #[error("the cluster does not answer within {} s; 'ceph health detail' says what is missing", .0.as_secs())]
     NoAnswer(Duration),
+    /// The lock was acquired, but cannot be used, and perhaps is not released.
+    #[error("{error}; and the image's lock is not released: {why}")]
+    NotReleased {
+        /// Why it cannot be used.
+        error: String,
+        /// Why it is not released.
+        why: String,
+    },
     /// The pool does not exist.
     #[error("there is no pool {0}; list pools with 'ceph osd pool ls'")]
     NoPool(String),

@@ -9,7 +9,7 @@ use crate::library::{
     rbd_image_t,
 };
 use std::convert::Infallible;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -27,6 +27,16 @@ struct FakeState {
     /// Requests are refused with this error.
     refusal: Option<c_int>,
     is_closed: bool,
+    lock: FakeLock,
+}
+
+/// The lock of an image.
+#[derive(Default)]
+struct FakeLock {
+    owner: Option<&'static CStr>,
+    owner_error: Option<c_int>,
+    fails_release: bool,
+    is_taken_at_once: bool,
 }
 
 /// A request that has not completed.
@@ -85,6 +95,27 @@ impl FakeImage {
     /// Refuses requests with this error number from now on, or no longer.
     pub fn refuse(&self, errno: Option<c_int>) {
         self.state().refusal = errno;
+    }
+
+    /// Fails the question who has the lock with this error number from now on, or no longer.
+    pub fn fail_owner(&self, errno: Option<c_int>) {
+        self.state().lock.owner_error = errno;
+    }
+
+    /// Does not release the lock from now on, or does.
+    pub fn fail_release(&self, fails: bool) {
+        self.state().lock.fails_release = fails;
+    }
+
+    /// Another client takes the lock as soon as this one has acquired it, or no longer does.
+    pub fn take_at_once(&self, takes: bool) {
+        self.state().lock.is_taken_at_once = takes;
+    }
+
+    /// Whether this client has the lock.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.state().lock.owner == Some(OWN)
     }
 
     /// The number of requests that wait.
@@ -308,6 +339,59 @@ unsafe extern "C" fn size(image: rbd_image_t, place: *mut u64) -> c_int {
     0
 }
 
+unsafe fn fake_lock<R>(image: rbd_image_t, change: impl FnOnce(&mut FakeLock) -> R) -> R {
+    // SAFETY: a handle of an open image.
+    change(&mut lock(unsafe { &*image.cast::<Mutex<FakeState>>() }).lock)
+}
+
+unsafe extern "C" fn lock_acquire(image: rbd_image_t, _mode: c_int) -> c_int {
+    // SAFETY: a handle of an open image.
+    unsafe { fake_lock(image, |own| own.owner = Some(if own.is_taken_at_once { OTHER } else { OWN })) };
+    0
+}
+
+unsafe extern "C" fn lock_release(image: rbd_image_t) -> c_int {
+    // SAFETY: a handle of an open image.
+    unsafe {
+        fake_lock(image, |own| match (own.owner == Some(OWN), own.fails_release) {
+            (false, _) => -libc::EINVAL,
+            (true, true) => -libc::EIO,
+            (true, false) => {
+                own.owner = None;
+                0
+            }
+        })
+    }
+}
+
+unsafe extern "C" fn is_lock_owner(image: rbd_image_t, place: *mut c_int) -> c_int {
+    // SAFETY: a handle of an open image, and a place.
+    unsafe { *place = fake_lock(image, |own| own.owner == Some(OWN)).into() };
+    0
+}
+
+unsafe extern "C" fn lock_owners(
+    image: rbd_image_t,
+    _mode: *mut c_int,
+    places: *mut *mut c_char,
+    count: *mut usize,
+) -> c_int {
+    // SAFETY: a handle of an open image.
+    let (owner, error) = unsafe { fake_lock(image, |own| (own.owner, own.owner_error)) };
+    match (owner, error) {
+        (_, Some(errno)) => -errno,
+        (None, None) => -libc::ENOENT,
+        (Some(owner), None) => {
+            // SAFETY: there is one place at least; the text is a constant.
+            unsafe { (*places, *count) = (owner.as_ptr().cast_mut(), 1) };
+            0
+        }
+    }
+}
+
+/// The texts are constants.
+unsafe extern "C" fn lock_owners_cleanup(_places: *mut *mut c_char, _count: usize) {}
+
 /// No image has any features or flags.
 unsafe extern "C" fn zero(_image: rbd_image_t, place: *mut u64) -> c_int {
     // SAFETY: there is a place.
@@ -349,6 +433,11 @@ fn function(name: &str) -> *const () {
         "rbd_version" => version as *const (),
         "rbd_close" => close as *const (),
         "rbd_get_size" => size as *const (),
+        "rbd_lock_acquire" => lock_acquire as *const (),
+        "rbd_lock_release" => lock_release as *const (),
+        "rbd_lock_get_owners" => lock_owners as *const (),
+        "rbd_lock_get_owners_cleanup" => lock_owners_cleanup as *const (),
+        "rbd_is_exclusive_lock_owner" => is_lock_owner as *const (),
         "rbd_get_features" | "rbd_get_flags" => zero as *const (),
         "rbd_aio_create_completion" => create_completion as *const (),
         "rbd_aio_get_return_value" => return_value as *const (),
@@ -385,3 +474,7 @@ pub(crate) fn library() -> &'static Library {
         Library { rados, rbd }
     })
 }
+
+/// The addresses of the client of the image, and of another one.
+const OWN: &CStr = c"127.0.0.1:0/1";
+const OTHER: &CStr = c"127.0.0.1:0/2";

@@ -198,6 +198,7 @@ functions! {
         rbd_lock_acquire(rbd_image_t, c_int) -> c_int;
         rbd_lock_get_owners(rbd_image_t, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
         rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+        rbd_is_exclusive_lock_owner(rbd_image_t, *mut c_int) -> c_int;
         rbd_lock_release(rbd_image_t) -> c_int;
         rbd_lock_break(rbd_image_t, c_int, *const c_char) -> c_int;
         rbd_update_watch(rbd_image_t, *mut u64, rbd_update_callback_t, *mut c_void) -> c_int;

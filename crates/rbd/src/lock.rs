@@ -19,18 +19,17 @@ impl Image {
     /// itself hands it over; one that the cluster has lost is blocklisted, after half a minute.
     ///
     /// # Errors
-    /// If another client has acquired the lock and answers, or the image has none.
+    /// If another client has acquired the lock and answers, or the image has none. Then this client
+    /// does not have it, except after [`RbdError::NotReleased`].
     pub fn acquire_lock(&self) -> Result<(), RbdError> {
         let (image, rbd) = self.raw();
         // SAFETY: the image is open.
         let acquired = unsafe { (rbd.rbd_lock_acquire)(image, RBD_LOCK_MODE_EXCLUSIVE) };
         match Errno::check(acquired) {
-            Ok(_) => {
-                // Another thread may have released it meanwhile.
-                let lost = RbdError::Call { call: "rbd_lock_acquire", error: Errno(libc::EAGAIN) };
-                self.cluster().note_address(self.lock_owner()?.ok_or(lost)?);
-                Ok(())
-            }
+            Ok(_) => self.note_own_lock().map_err(|error| match self.release_lock() {
+                Ok(()) => error,
+                Err(why) => RbdError::NotReleased { error: error.to_string(), why: why.to_string() },
+            }),
             Err(error) if error.0 == libc::EINVAL => Err(RbdError::NoLock),
             Err(error) if matches!(error.0, libc::EROFS | libc::EBUSY) => {
                 let owner = self.lock_owner()?.unwrap_or_else(|| "another client".to_owned());
@@ -38,6 +37,29 @@ impl Image {
             }
             Err(error) => Err(RbdError::Call { call: "rbd_lock_acquire", error }),
         }
+    }
+
+    /// Notes the address of this client, which has just acquired the lock. Another one may have
+    /// taken it since: the owner is this one only if it is the same before and after the cluster
+    /// says so.
+    fn note_own_lock(&self) -> Result<(), RbdError> {
+        let before = self.lock_owner()?;
+        let is_own = self.is_lock_owner()?;
+        match self.lock_owner()? {
+            Some(owner) if is_own && before.as_ref() == Some(&owner) => self.cluster().note_address(owner),
+            _ => return Err(RbdError::Call { call: "rbd_lock_acquire", error: Errno(libc::EAGAIN) }),
+        }
+        Ok(())
+    }
+
+    /// Whether this client has the lock, as the cluster says.
+    fn is_lock_owner(&self) -> Result<bool, RbdError> {
+        let (image, rbd) = self.raw();
+        let mut is_owner = 0;
+        // SAFETY: the image is open; a place for the answer.
+        let asked = unsafe { (rbd.rbd_is_exclusive_lock_owner)(image, &raw mut is_owner) };
+        RbdError::check("rbd_is_exclusive_lock_owner", asked)?;
+        Ok(is_owner != 0)
     }
 
     /// Releases the lock after all writes, and what is in a cache, are stable. Later writes would
@@ -109,3 +131,39 @@ impl Image {
 
 /// The lock has one owner.
 const MAX_OWNERS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeImage;
+
+    #[test]
+    fn a_lock_whose_owner_is_not_known_is_released() {
+        let fake = FakeImage::new(1 << 20);
+        let image = fake.open(false);
+        fake.fail_owner(Some(libc::ETIMEDOUT));
+        assert!(matches!(image.acquire_lock(), Err(RbdError::Call { call: "rbd_lock_get_owners", .. })));
+        assert!(!fake.is_locked());
+        fake.fail_release(true);
+        assert!(matches!(image.acquire_lock(), Err(RbdError::NotReleased { .. })));
+        assert!(fake.is_locked());
+        fake.fail_release(false);
+        fake.fail_owner(None);
+        image.acquire_lock().unwrap();
+        assert!(image.cluster().is_owner(&image.lock_owner().unwrap().unwrap()));
+        image.release_lock().unwrap();
+        assert_eq!(image.lock_owner().unwrap(), None);
+    }
+
+    #[test]
+    fn a_client_that_takes_the_lock_at_once_is_not_believed_to_be_this_one() {
+        let fake = FakeImage::new(1 << 20);
+        let image = fake.open(false);
+        fake.take_at_once(true);
+        assert!(matches!(image.acquire_lock(), Err(RbdError::Call { error: Errno(libc::EAGAIN), .. })));
+        assert!(!image.cluster().is_owner(&image.lock_owner().unwrap().unwrap()));
+        fake.take_at_once(false);
+        image.acquire_lock().unwrap();
+        assert!(image.cluster().is_owner(&image.lock_owner().unwrap().unwrap()));
+    }
+}
