@@ -127,7 +127,8 @@ pub(super) fn load(
 
 /// The reservations beside an image, if this process owns it and serves the volume. A process that
 /// takes over from another one serves it only if nobody else has owned the image since: clients may
-/// have sent there what is still on its way to this process.
+/// have sent there what is still on its way to this process. If that is not known, the volume is
+/// standby, because the other volumes are served.
 fn begin_turn(
     image: &RbdVolume,
     place: &StatePlace<'_>,
@@ -136,14 +137,53 @@ fn begin_turn(
     if place.is_standby {
         return Ok((RadosState::unowned(), None));
     }
-    let (state, found) = of_image(image, place, name)?;
-    if place.turn.is_some_and(|turn| !turn.generations.contains(&found.generation.0)) {
-        warn!("`{name}` is standby, because another daemon has served the image during the takeover");
-        image.disown().map_err(|error| format!("the image is not released: {error}"))?;
-        return Ok((RadosState::unowned(), None));
+    let open = || of_image(image, place, name);
+    let Some(turn) = place.turn else {
+        let (state, found) = open()?;
+        let stored = state.begin_turn(found).map_err(|error| error.to_string())?;
+        return Ok((state, Some(stored)));
+    };
+    let store = |state: &Arc<RadosState>, stored| match state.begin_turn(stored) {
+        Ok(stored) => Ok(Some(stored)),
+        Err(RadosStateError::Stale { .. }) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    };
+    match continue_turn(open, store, turn) {
+        Ok(Some((state, stored))) => return Ok((state, Some(stored))),
+        Ok(None) => {
+            warn!("`{name}` is standby, because another daemon has served the image during the takeover")
+        }
+        Err(error) => warn!("`{name}` is standby, because its reservations cannot be continued: {error}"),
     }
-    let stored = state.begin_turn(found).map_err(|error| error.to_string())?;
-    Ok((state, Some(stored)))
+    if let Err(error) = image.disown() {
+        warn!(
+            "`{name}`: the image may not be released, and must be taken then ('ctl activate --take'): {error}"
+        );
+    }
+    Ok((RadosState::unowned(), None))
+}
+
+/// Stores the reservations that the daemon before has sent, because what it had not stored would be
+/// undone by the next one. `open` finds what is stored, and `store` replaces it; with `None` it was
+/// replaced meanwhile, perhaps by the last commit of the daemon before. `None` if another daemon
+/// has served the image.
+fn continue_turn<S>(
+    open: impl Fn() -> Result<(S, StoredState), String>,
+    store: impl Fn(&S, StoredState) -> Result<Option<StoredState>, String>,
+    turn: &KnownTurn,
+) -> Result<Option<(S, StoredState)>, String> {
+    let image = VolumeState::stored_image(&turn.reservations);
+    let image = image.map_err(|error| format!("what the daemon before has sent {error}"))?;
+    for _ in 0..=turn.generations.len() {
+        let (state, found) = open()?;
+        if !turn.generations.contains(&found.generation.0) {
+            return Ok(None);
+        }
+        if let Some(stored) = store(&state, StoredState { image: image.clone(), ..found })? {
+            return Ok(Some((state, stored)));
+        }
+    }
+    Err("what is stored changes again and again".to_owned())
 }
 
 /// The state of an image that one process owns at a time, this one now if its reservations are
@@ -266,3 +306,61 @@ fn wait_for(state: &dyn SharedState, proposal: StateGeneration) -> Commit {
 const MOVE_LIMIT: Duration = Duration::from_secs(60);
 /// A directory in which every user may create directories, and whose content survives a reboot.
 const SHARED_PARENT: &str = "/var/tmp";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    /// The daemon before has sent a snapshot without registrations.
+    fn turn(generations: &[u64]) -> KnownTurn {
+        KnownTurn { generations: generations.to_vec(), reservations: vec![0, 0, 0, 1, 1] }
+    }
+
+    fn stored(generation: u64, image: &[u8]) -> StoredState {
+        StoredState { generation: StateGeneration(generation), image: image.to_vec() }
+    }
+
+    /// Continues a turn with generations 7 and 8 over a record that [`continue_turn`] finds as
+    /// `found`, and that the commit of `late` replaces before the first one of this process.
+    fn go(
+        found: StoredState,
+        late: Option<StoredState>,
+    ) -> (Result<Option<StoredState>, String>, StoredState) {
+        let (record, late) = (RefCell::new(found), RefCell::new(late));
+        let store = |_: &(), new: StoredState| {
+            if let Some(late) = late.take() {
+                record.replace(late);
+            }
+            if record.borrow().generation != new.generation {
+                return Ok(None);
+            }
+            let next = stored(new.generation.0 + 1, &new.image);
+            record.replace(next.clone());
+            Ok(Some(next))
+        };
+        let open = || Ok(((), record.borrow().clone()));
+        let continued = continue_turn(open, store, &turn(&[7, 8]));
+        (continued.map(|continued| continued.map(|(_, stored)| stored)), record.into_inner())
+    }
+
+    #[test]
+    fn a_takeover_stores_what_it_restores_and_continues_over_the_last_commit_of_the_one_before() {
+        let next = stored(8, &[]);
+        assert_eq!(go(stored(7, FOUND), None), (Ok(Some(next.clone())), next));
+        let next = stored(9, &[]);
+        assert_eq!(go(stored(7, FOUND), Some(stored(8, FOUND))), (Ok(Some(next.clone())), next));
+    }
+
+    #[test]
+    fn a_takeover_serves_nothing_that_another_daemon_has_served_or_that_is_damaged() {
+        let other = stored(12, FOUND);
+        assert_eq!(go(other.clone(), None), (Ok(None), other.clone()));
+        assert_eq!(go(stored(7, FOUND), Some(other.clone())), (Ok(None), other));
+        let damaged = KnownTurn { reservations: vec![1], ..turn(&[7]) };
+        let continued = continue_turn(|| Ok(((), stored(7, FOUND))), |_, _| Ok(None), &damaged);
+        assert!(continued.is_err_and(|error| error.starts_with("what the daemon before has sent")));
+    }
+
+    const FOUND: &[u8] = b"what was found";
+}

@@ -46,6 +46,12 @@ pub enum RadosStateError {
         /// The object's name.
         object: String,
     },
+    /// Another commit was faster.
+    #[error("object {object} was replaced meanwhile")]
+    Stale {
+        /// The object's name.
+        object: String,
+    },
     /// The object was written by a later version of the program.
     #[error(
         "object {object} is of version {version}, and this program knows {VERSION}; serve the image with a newer one"
@@ -89,13 +95,14 @@ impl RadosState {
     /// former owner still stores is stale.
     ///
     /// # Errors
-    /// If it cannot be stored.
+    /// If it cannot be stored; [`RadosStateError::Stale`] if something else is stored by now.
     pub fn begin_turn(&self, found: StoredState) -> Result<StoredState, RadosStateError> {
         let generation = self.propose(found.generation, &found.image);
         let end = Instant::now() + LIMIT;
         loop {
             match self.outcome(generation) {
                 Some(Commit::Committed) => return Ok(StoredState { generation, ..found }),
+                Some(Commit::Stale(_)) => return Err(RadosStateError::Stale { object: self.name() }),
                 None if Instant::now() < end => thread::park_timeout(Duration::from_millis(1)),
                 _ => return Err(RadosStateError::NotStored { object: self.name() }),
             }
