@@ -179,7 +179,8 @@ mod tests {
     use super::*;
     use blockmux_proto::names::volume_uuid::VolumeUuid;
     use blockmux_proto::volume_state::{
-        self, Commit, Ownership, SharedState, StateGeneration, StoredState, VolumeIdentity,
+        self, Commit, Epoch, NotAcquired, Ownership, SharedState, StateGeneration, StoredState,
+        VolumeIdentity,
     };
     use blockmux_volume::MemVolume;
     use std::sync::Mutex;
@@ -211,8 +212,13 @@ mod tests {
     }
 
     impl Ownership for Storage {
-        fn acquire(&self, take: bool, _transition: &volume_state::Transition) -> Result<StoredState, String> {
-            self.call(if take { "acquire, take" } else { "acquire" })?;
+        fn acquire(
+            &self,
+            take: bool,
+            _transition: &volume_state::Transition,
+        ) -> Result<StoredState, NotAcquired> {
+            let called = self.call(if take { "acquire, take" } else { "acquire" });
+            called.map_err(|error| NotAcquired { error, may_own: false })?;
             *self.is_owner.lock().unwrap() = true;
             Ok(self.stored.lock().unwrap().clone())
         }

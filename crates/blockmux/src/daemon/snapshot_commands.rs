@@ -6,7 +6,7 @@ use super::config_audit::{self, Caller};
 use crate::api::status::SnapshotStatus;
 use crate::api::{ApiError, ErrorCode};
 use blockmux_proto::exports::Exports;
-use blockmux_proto::volume_state::{ServingState, VolumeState};
+use blockmux_proto::volume_state::{StaysActive, VolumeState};
 use blockmux_volume::{SnapshotError, SnapshotInfo, Snapshots, Volume};
 use jiff::Timestamp;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ impl SnapshottedVolume<'_> {
         let (name, state) = (self.name.to_owned(), self.state.clone());
         let work = move |awaited: &Awaited| {
             let snapshots = snapshots_of(&name, &**state.volume())?;
-            check_active(&name, &state)?;
+            let _stays_active = stay_active(&name, &state)?;
             awaited.begin()?;
             change(&name, snapshots)
         };
@@ -112,13 +112,12 @@ fn snapshots_of<'a>(name: &str, volume: &'a dyn Volume) -> Result<&'a dyn Snapsh
     volume.snapshots().ok_or_else(|| ApiError::new(ErrorCode::Conflict, text()))
 }
 
-/// Refuses changes of a standby volume, which would take the ownership from its owner.
-fn check_active(name: &str, state: &VolumeState) -> Result<(), ApiError> {
-    if state.serving() == ServingState::Active {
-        return Ok(());
-    }
-    let text = format!("{name}: is not served by this daemon now; change its snapshots where it is active");
-    Err(ApiError::new(ErrorCode::Conflict, text))
+/// Refuses changes of a standby volume, which would take the ownership from its owner, and keeps an
+/// active one from becoming standby meanwhile.
+fn stay_active<'a>(name: &str, state: &'a VolumeState) -> Result<StaysActive<'a>, ApiError> {
+    let text =
+        || format!("{name}: is not served by this daemon now; change its snapshots where it is active");
+    state.stay_active().ok_or_else(|| ApiError::new(ErrorCode::Conflict, text()))
 }
 
 fn status_of(exports: &Exports, snapshot: SnapshotInfo) -> SnapshotStatus {

@@ -4,7 +4,8 @@
 //! of the storage a minute and a half.
 
 use blockmux_proto::volume_state::{
-    MAX_TRANSITION, Ownership, Promotion, ServingState, StepDown, Transition, TransitionRefused, VolumeState,
+    MAX_TRANSITION, NotAcquired, Ownership, Promotion, ServingState, StepDown, Transition, TransitionRefused,
+    VolumeState,
 };
 use std::sync::Arc;
 use std::thread;
@@ -97,12 +98,15 @@ fn acquire<E>(
     promotion: Promotion,
 ) -> Result<(), TurnError<E>> {
     let transition = promotion.transition().clone();
-    let not_owned = |error| TurnError::Failed { step: ACQUIRING, error, may_own: false };
-    let stored = ownership.acquire(take, &transition).map_err(not_owned)?;
+    let failed = |NotAcquired { error, may_own }| TurnError::Failed { step: ACQUIRING, error, may_own };
+    let stored = ownership.acquire(take, &transition).map_err(failed)?;
     promotion.note_acquired();
     match ownership.is_held() {
         Ok(true) => {}
-        Ok(false) => return Err(not_owned("another client has taken it meanwhile".to_owned())),
+        Ok(false) => {
+            let error = "another client has taken it meanwhile".to_owned();
+            return Err(failed(NotAcquired { error, may_own: false }));
+        }
         Err(error) => return Err(give_back(ownership, &transition, ASKING, &error)),
     }
     volume_state.check_size();
@@ -226,13 +230,15 @@ mod tests {
     }
 
     impl Ownership for Storage {
-        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, String> {
-            self.call("acquire")?;
+        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, NotAcquired> {
+            let refused = |may_own| move |error| NotAcquired { error, may_own };
+            self.call("acquire").map_err(refused(false))?;
             *self.is_owned.lock().unwrap() = true;
             Ok(self.stored.lock().unwrap().clone())
         }
 
         fn is_held(&self) -> Result<bool, String> {
+            self.call("answer").map_err(refused(true))?;
             self.call("is_held").map(|()| *self.is_owned.lock().unwrap())
         }
 
@@ -273,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_failed_activation_owns_nothing_or_says_so() {
-        for failing in [&["acquire"][..], &["is_held"], &[], &["is_held", "release"]] {
+        for failing in [&["acquire"][..], &["answer"], &["is_held"], &[], &["is_held", "release"]] {
             let (storage, state) = standby();
             *storage.failing.lock().unwrap() = failing.to_vec();
             // Damaged reservations fail the last step.
@@ -283,7 +289,8 @@ mod tests {
                 (may_own, state.serving()),
                 (*storage.is_owned.lock().unwrap(), ServingState::Standby)
             );
-            assert_eq!(may_own, failing.contains(&"release"), "{failing:?}");
+            let is_left = failing.contains(&"release") || failing.contains(&"answer");
+            assert_eq!(may_own, is_left, "{failing:?}");
             storage.failing.lock().unwrap().clear();
             storage.stored.lock().unwrap().image.clear();
             assert_eq!(go(&state), Ok(TurnChange::Done), "{failing:?}");

@@ -46,8 +46,8 @@ pub use image::ReservationImageError;
 pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
-pub use ownership::{MAX_TRANSITION, Ownership, ServingState};
-pub use serving::{NotPromoted, NotStored, Promotion, StepDown, TransitionRefused};
+pub use ownership::{MAX_TRANSITION, NotAcquired, Ownership, ServingState};
+pub use serving::{NotPromoted, NotStored, Promotion, StaysActive, StepDown, TransitionRefused};
 pub use shared_state::{Commit, SharedState, StateGeneration, StoredState};
 pub use size_watch::SizeWatch;
 pub(crate) use traffic::UserMeter;
@@ -170,6 +170,8 @@ pub(crate) struct Table {
     transition: Option<CurrentTransition>,
     /// Number of these changes.
     transitions: u64,
+    /// Number of [`StaysActive`].
+    stays_active: usize,
     /// The generation of the stored reservations.
     stored: StateGeneration,
     /// The change that is being stored.
@@ -397,7 +399,8 @@ impl VolumeState {
 
     fn resize_locked(&self, notified: &mut NotifiedSize, to: Resize) -> Result<Resized, ResizeError> {
         // A request of a standby volume would take the ownership.
-        if matches!(to, Resize::Bytes { .. }) && self.serving() != ServingState::Active {
+        let stays_active = self.stay_active();
+        if matches!(to, Resize::Bytes { .. }) && stays_active.is_none() {
             return Err(ResizeError::NotServed);
         }
         let size = self.volume.resize(to)?;

@@ -37,6 +37,17 @@ impl ServingState {
     }
 }
 
+/// Why the right to serve a volume was not acquired.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct NotAcquired {
+    /// The reason, and what to do.
+    pub error: String,
+    /// The storage has not confirmed that this process does not have the right: no other one can
+    /// acquire it unless it takes it.
+    pub may_own: bool,
+}
+
 /// The right to serve a volume, which one process has at a time. The calls may block for ever. One
 /// that changes the right has a clone of the transition until the storage has answered, and undoes
 /// what succeeds after it was given up.
@@ -46,8 +57,8 @@ pub trait Ownership: Send + Sync {
     /// no other process could store any longer.
     ///
     /// # Errors
-    /// If another process has it, or the storage refuses it; the text says what to do.
-    fn acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, String>;
+    /// If another process has it, or the storage refuses it.
+    fn acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, NotAcquired>;
 
     /// Whether this process has it, as the storage says now.
     ///

@@ -41,6 +41,24 @@ pub struct StepDown {
     transition: Transition,
 }
 
+/// A volume that does not step down; it can be lost.
+#[must_use]
+pub struct StaysActive<'a>(&'a VolumeState);
+
+impl Drop for StaysActive<'_> {
+    fn drop(&mut self) {
+        let mut table = self.0.lock();
+        table.stays_active = table.stays_active.saturating_sub(1);
+    }
+}
+
+/// When the storage was asked who owns a volume.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ServingMark {
+    changes: u64,
+    transitions: u64,
+}
+
 /// Why a change of the serving state does not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransitionRefused {
@@ -50,6 +68,9 @@ pub enum TransitionRefused {
     /// Another change is under way.
     #[error("it is becoming active or standby at present")]
     Busy,
+    /// The storage does what only the owner may ask for.
+    #[error("a resize or a change of its snapshots is under way")]
+    InUse,
     /// The process that serves the volume next would not know of it.
     #[error("a SANITIZE operation is in progress or has failed")]
     Sanitizing,
@@ -114,6 +135,7 @@ impl VolumeState {
         let mut table = self.lock();
         match table.serving {
             ServingState::Active if table.is_closed => return Err(TransitionRefused::Sanitizing),
+            ServingState::Active if table.stays_active > 0 => return Err(TransitionRefused::InUse),
             ServingState::Active if table.transition.is_none() => {}
             ServingState::Standby if table.transition.is_none() => return Err(TransitionRefused::Already),
             _ => return Err(TransitionRefused::Busy),
@@ -135,11 +157,38 @@ impl VolumeState {
         self.lose_locked(&mut self.lock())
     }
 
-    /// Does what [`VolumeState::lose`] does, unless [`VolumeState::serving_changes`] has changed
-    /// since: what was asked then may be out of date.
-    pub fn lose_unless_changed(&self, changes: u64) -> bool {
+    /// Does what [`VolumeState::lose`] does, unless the serving state has changed since, or a change
+    /// of it has begun: what was asked then is out of date.
+    fn lose_unless_changed(&self, asked_at: ServingMark) -> bool {
         let mut table = self.lock();
-        self.serving_changes() == changes && self.lose_locked(&mut table)
+        self.mark_of(&table) == asked_at && self.lose_locked(&mut table)
+    }
+
+    fn serving_mark(&self) -> ServingMark {
+        self.mark_of(&self.lock())
+    }
+
+    fn mark_of(&self, table: &super::Table) -> ServingMark {
+        ServingMark { changes: self.serving_changes(), transitions: table.transitions }
+    }
+
+    /// Keeps an active volume from stepping down until the result is dropped, for a change of which
+    /// the storage must not hear from a process that does not own the volume. `None` if the volume
+    /// is not active.
+    #[must_use]
+    pub fn stay_active(&self) -> Option<StaysActive<'_>> {
+        let mut table = self.lock();
+        (table.serving == ServingState::Active).then(|| {
+            table.stays_active = table.stays_active.saturating_add(1);
+            StaysActive(self)
+        })
+    }
+
+    /// Whether a change of the serving state is under way, or a call of the storage has not
+    /// returned that one has made.
+    #[must_use]
+    pub fn is_in_transition(&self) -> bool {
+        self.lock().transition.is_some()
     }
 
     /// Asks the storage whether this process still owns an active volume, because nobody notices
@@ -149,7 +198,7 @@ impl VolumeState {
     /// # Errors
     /// If the storage does not answer.
     pub fn check_ownership(&self, lost: impl FnOnce()) -> Result<bool, String> {
-        let asked_at = self.serving_changes();
+        let asked_at = self.serving_mark();
         let Some(ownership) = &self.ownership else { return Ok(true) };
         let is_held = ownership.is_held()?;
         // What was asked before another change is out of date.
@@ -358,7 +407,7 @@ pub struct NotStored;
 /// A volume that its tests own as a process does, with a store that commits at once.
 #[cfg(test)]
 pub(crate) mod testing {
-    use super::super::{Commit, SharedState, StateGeneration, VolumeIdentity};
+    use super::super::{Commit, NotAcquired, SharedState, StateGeneration, VolumeIdentity};
     use super::*;
     use crate::names::volume_uuid::VolumeUuid;
     use blockmux_volume::MemVolume;
@@ -419,7 +468,7 @@ pub(crate) mod testing {
     }
 
     impl Ownership for Cluster {
-        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, String> {
+        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, NotAcquired> {
             Ok(self.stored())
         }
 
@@ -693,12 +742,17 @@ mod tests {
         let promotion = process.promote().unwrap();
         promotion.note_acquired();
         promotion.finish(&cluster.stored()).unwrap();
-        let asked = process.serving_changes();
+        let asked = process.serving_mark();
         retire(&process);
-        cluster.promote(&process);
-        assert!(!process.lose_unless_changed(asked), "the answer is out of date");
+        let asked_standby = process.serving_mark();
+        let promotion = process.promote().unwrap();
+        promotion.note_acquired();
+        for asked in [asked, asked_standby] {
+            assert!(!process.lose_unless_changed(asked), "the answer is out of date");
+        }
+        assert_eq!(promotion.finish(&cluster.stored()), Ok(()));
         assert!(write(&user(&process, 1)).is_ok());
-        assert!(process.lose_unless_changed(process.serving_changes()));
+        assert!(process.lose_unless_changed(process.serving_mark()));
     }
 
     #[test]
@@ -763,6 +817,22 @@ mod tests {
         assert!(promotion.ends_sessions() && next.fences(Epoch::HANDED_OVER));
         drop(promotion);
         assert!(is_fenced(&disk));
+    }
+
+    #[test]
+    fn what_only_the_owner_may_do_ends_before_the_volume_steps_down() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        assert!(process.stay_active().is_none());
+        cluster.promote(&process);
+        let (first, second) = (process.stay_active(), process.stay_active());
+        drop(first);
+        assert_eq!(process.step_down().err(), Some(TransitionRefused::InUse));
+        drop(second);
+        let leaving = process.step_down().unwrap();
+        assert!(process.stay_active().is_none() && process.is_in_transition());
+        drop(leaving);
+        assert!(process.stay_active().is_some() && !process.is_in_transition());
     }
 
     #[test]

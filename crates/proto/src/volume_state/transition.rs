@@ -1,7 +1,7 @@
 //! Changes of the serving state: one at a time, also while the storage has not answered.
 
 use super::{Table, VolumeState};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A change of the serving state that is under way: another one begins when all clones are dropped.
 /// A call of the storage has one until it has returned, which may be after its caller has given it
@@ -10,7 +10,8 @@ use std::sync::Arc;
 pub struct Transition(Arc<TransitionEnd>);
 
 struct TransitionEnd {
-    volume_state: Arc<VolumeState>,
+    /// A call that does not return does not keep the volume.
+    volume_state: Weak<VolumeState>,
     number: u64,
 }
 
@@ -39,7 +40,7 @@ impl Transition {
         table.transitions = table.transitions.wrapping_add(1);
         let number = table.transitions;
         table.transition = Some(CurrentTransition { number, stage });
-        Transition(Arc::new(TransitionEnd { volume_state: volume_state.clone(), number }))
+        Transition(Arc::new(TransitionEnd { volume_state: Arc::downgrade(volume_state), number }))
     }
 
     /// Notes how far it is, unless another one is under way.
@@ -52,7 +53,8 @@ impl Transition {
 
 impl Drop for TransitionEnd {
     fn drop(&mut self) {
-        let mut table = self.volume_state.lock();
+        let Some(volume_state) = self.volume_state.upgrade() else { return };
+        let mut table = volume_state.lock();
         if table.transition.as_ref().is_some_and(|current| current.number == self.number) {
             table.transition = None;
         }

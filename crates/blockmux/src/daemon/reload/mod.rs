@@ -556,7 +556,11 @@ impl Reloader {
     pub(super) fn under_way(&self) -> Option<String> {
         let mut all = [&self.reloads, &self.commands, &self.saves].into_iter();
         all.find_map(NamedLock::current).or_else(|| match self.blocking.running() {
-            0 => None,
+            // A call of the storage that was given up has its image open.
+            0 => self.exports.iter().find_map(|(id, export)| {
+                let is_moving = self.exports.volume_state(id).is_some_and(|own| own.is_in_transition());
+                is_moving.then(|| format!("the cluster has not answered about `{}`", export.name))
+            }),
             1 => Some("an operation waits for a file system or a server".to_owned()),
             count => Some(format!("{count} operations wait for file systems or servers")),
         })

@@ -415,7 +415,8 @@ mod tests {
     use blockmux_engine::serve::sessions::Sessions;
     use blockmux_proto::exports::Export;
     use blockmux_proto::volume_state::{
-        Commit, Ownership, SharedState, StateGeneration, StoredState, Transition, VolumeIdentity, VolumeState,
+        Commit, NotAcquired, Ownership, SharedState, StateGeneration, StoredState, Transition,
+        VolumeIdentity, VolumeState,
     };
     use blockmux_volume::MemVolume;
 
@@ -423,7 +424,7 @@ mod tests {
     struct Owner;
 
     impl Ownership for Owner {
-        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, String> {
+        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, NotAcquired> {
             Ok(StoredState::default())
         }
 

@@ -4,11 +4,10 @@
 use super::limit::{LIMIT, within, within_limit};
 use super::rados_state::RadosState;
 use super::volume::{RbdVolume, note_blocklisted};
-use blockmux_proto::volume_state::{Ownership, StoredState, Transition};
+use blockmux_proto::volume_state::{NotAcquired, Ownership, StoredState, Transition};
 use blockmux_rbd::cluster::OnBlocklisted;
 use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::Image;
-use blockmux_volume::Volume;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -131,40 +130,39 @@ impl RbdOwnership {
         drop(before);
     }
 
-    fn try_acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, String> {
-        let text = |error: RbdError| error.to_string();
-        self.volume.open_again().map_err(text)?;
+    fn try_acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, NotAcquired> {
+        self.volume.open_again().map_err(not_acquired)?;
         self.watch();
         let own = || self.volume.own_during(take, self.on_start, transition.clone());
         let owned = match own() {
             // Nobody has noticed it before.
             Err(error) if is_blocklisted(&error) => {
-                self.volume.open_again().map_err(text)?;
+                self.volume.open_again().map_err(not_acquired)?;
                 self.watch();
                 own()
             }
             owned => owned,
         };
-        owned.map_err(text)?;
-        let loaded = self.load();
-        if loaded.is_err() {
-            // The error that follows says why, and the next attempt finds the lock.
-            let _ = self.release(transition);
-        }
-        loaded
+        owned.map_err(not_acquired)?;
+        self.load().map_err(|error| match self.release(transition) {
+            Ok(()) => NotAcquired { error, may_own: false },
+            Err(why) => {
+                NotAcquired { error: format!("{error}; and the image is not released: {why}"), may_own: true }
+            }
+        })
     }
 
     /// What another client has changed: the size, and the reservations.
     fn load(&self) -> Result<StoredState, String> {
-        let volume = self.volume.clone();
-        volume.note_change();
-        within_limit(move || Ok(volume.refresh_size())).map_err(|error| error.to_string())?;
+        self.volume.note_change();
+        let present = self.volume.current.get();
+        within_limit(move || Ok(present.refresh())).map_err(|error| error.to_string())?;
         self.state.open_again(&self.volume).map_err(|error| error.to_string())
     }
 }
 
 impl Ownership for RbdOwnership {
-    fn acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, String> {
+    fn acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, NotAcquired> {
         self.try_acquire(take, transition)
     }
 
@@ -182,6 +180,12 @@ impl Ownership for RbdOwnership {
     fn release(&self, transition: &Transition) -> Result<(), String> {
         self.volume.release_during(transition.clone()).map_err(|error| error.to_string())
     }
+}
+
+/// What was not answered may still succeed, and is undone then.
+fn not_acquired(error: RbdError) -> NotAcquired {
+    let may_own = matches!(error, RbdError::NoAnswer(_) | RbdError::NotReleased { .. });
+    NotAcquired { error: error.to_string(), may_own }
 }
 
 fn is_blocklisted(error: &RbdError) -> bool {
