@@ -13,7 +13,7 @@ use super::opening::VolumeOpener;
 use super::reload::commands::{self, Executed};
 use super::reload::{Current, Reloader, VolumeUsers, edit, fragment};
 use super::secrets::Secrets;
-use super::serving_commands::OwnedVolume;
+use super::serving_commands::{OwnedVolume, check_no_disk};
 use super::snapshot_commands::SnapshottedVolume;
 use crate::api::ApiError;
 use crate::api::bodies::{Added, Attached, AttachedDevice};
@@ -325,11 +325,12 @@ impl ControlServer {
                 Ok(Changed { answer: Answer::Done, effects: vec![effect] })
             }
             Request::Activate { volume, take } => {
-                let (text, effects) = self.owned(volume)?.activate(*take, caller)?;
+                let blocking = &self.reloader.blocking;
+                let (text, effects) = self.owned(volume)?.activate(*take, blocking, caller)?;
                 Ok(Changed { answer: Answer::Message(text), effects })
             }
             Request::Deactivate { volume } => {
-                let (text, effects) = self.owned(volume)?.deactivate(caller)?;
+                let (text, effects) = self.owned(volume)?.deactivate(&self.reloader.blocking, caller)?;
                 Ok(Changed { answer: Answer::Message(text), effects })
             }
             Request::Disconnect { session } => self.disconnect(session),
@@ -400,13 +401,22 @@ impl ControlServer {
     }
 
     /// A volume, for the commands that make it active or standby.
-    fn owned<'a>(&'a self, name: &'a str) -> Result<OwnedVolume<'a>, ApiError> {
+    fn owned(&self, name: &str) -> Result<OwnedVolume, ApiError> {
         let state = self.state_of(name)?;
-        let sessions = self.connection_limits.limit.sessions();
-        let Reloader { blocking, disks, .. } = &*self.reloader;
-        let (cores, reloader) = (self.reloader.cores(), &self.reloader);
-        let targets = Box::new(|| VolumeUsers::new(reloader).named_by_sessions(name));
-        Ok(OwnedVolume { name, state, blocking, disks, cores, sessions, targets })
+        let sessions = self.connection_limits.limit.sessions().clone();
+        let (disks, cores) = (self.reloader.disks.clone(), self.reloader.cores().clone());
+        let (named, own_name) = (name.to_owned(), name.to_owned());
+        // It does not keep what the daemon serves.
+        let reloader = Arc::downgrade(&self.reloader);
+        let named_now = move |reloader: Arc<Reloader>| VolumeUsers::new(&reloader).named_by_sessions(&named);
+        Ok(OwnedVolume {
+            state,
+            check_disks: Box::new(move || check_no_disk(&own_name, &disks)),
+            wake: Box::new(move || cores.wake_all()),
+            sessions,
+            targets: Box::new(move || reloader.upgrade().map(&named_now).unwrap_or_default()),
+            name: name.to_owned(),
+        })
     }
 
     /// The state of a volume that exists.

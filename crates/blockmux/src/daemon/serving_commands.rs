@@ -7,7 +7,6 @@ use super::config_audit::{self, Caller};
 use super::disks::Disks;
 use super::reload::{DRAIN_TIMEOUT, wait};
 use crate::api::{ApiError, ErrorCode};
-use blockmux_engine::core::cores::Cores;
 use blockmux_engine::serve::sessions::{Draining, Sessions};
 use blockmux_engine::volume::turns::{self, DRAIN_LIMIT, DRAINING, TurnChange, TurnError};
 use blockmux_proto::volume_state::{ServingState, VolumeState};
@@ -16,134 +15,132 @@ use std::sync::Arc;
 use std::time::Duration;
 use tracing::info;
 
-/// A volume that becomes active or standby.
-pub(super) struct OwnedVolume<'a> {
-    pub(super) name: &'a str,
+/// A volume that becomes active or standby, and who uses it.
+pub(super) struct OwnedVolume {
+    pub(super) name: String,
     pub(super) state: Arc<VolumeState>,
-    pub(super) blocking: &'a BlockingWork,
-    pub(super) disks: &'a Arc<Disks>,
-    pub(super) cores: &'a Arc<Cores>,
-    pub(super) sessions: &'a Sessions,
+    /// Refuses if the volume has a disk on this machine; see [`check_no_disk`].
+    pub(super) check_disks: Box<dyn Fn() -> Result<(), ApiError> + Send>,
+    /// Wakes all cores.
+    pub(super) wake: Box<dyn Fn() + Send>,
+    pub(super) sessions: Sessions,
     /// The targets that its sessions name now.
-    pub(super) targets: Box<dyn Fn() -> BTreeSet<String> + 'a>,
+    pub(super) targets: Box<dyn Fn() -> BTreeSet<String> + Send>,
 }
 
-impl OwnedVolume<'_> {
+impl OwnedVolume {
     /// Makes the volume active; with `take`, the daemon that serves it now is shut out first.
     /// Returns the answer and the effects.
-    pub(super) fn activate(&self, take: bool, caller: &Caller) -> Result<(String, Vec<String>), ApiError> {
-        let (name, state, disks) = (self.name.to_owned(), self.state.clone(), self.disks.clone());
-        let work =
-            move |awaited: &Awaited| activate(&name, &state, take, &|| check_no_disk(&name, &disks), awaited);
-        let done = self.run("active", caller, work)?;
-        if done == TurnChange::EndsSessions {
-            let draining = self.drain_fenced();
-            wait(DRAIN_TIMEOUT, || draining.left().is_empty());
-            draining.close();
-            self.cores.wake_all();
-        }
-        Ok(self.changed(done, "active"))
+    pub(super) fn activate(
+        self,
+        take: bool,
+        blocking: &BlockingWork,
+        caller: &Caller,
+    ) -> Result<(String, Vec<String>), ApiError> {
+        self.run("active", blocking, caller, move |own, awaited| own.become_active(take, awaited))
     }
 
     /// Makes the volume standby, so that another daemon can serve it. Returns the answer and the
     /// effects.
-    pub(super) fn deactivate(&self, caller: &Caller) -> Result<(String, Vec<String>), ApiError> {
-        let (name, state, disks) = (self.name.to_owned(), self.state.clone(), self.disks.clone());
-        let cores = self.cores.clone();
-        let work = move |awaited: &Awaited| {
-            let check = || check_no_disk(&name, &disks);
-            deactivate(&name, &state, &check, awaited, &|| cores.wake_all())
+    pub(super) fn deactivate(
+        self,
+        blocking: &BlockingWork,
+        caller: &Caller,
+    ) -> Result<(String, Vec<String>), ApiError> {
+        self.run("standby", blocking, caller, OwnedVolume::become_standby)
+    }
+
+    /// Changes the volume, also if the caller gives up meanwhile. Returns the answer, and the
+    /// effects in the words of a plan.
+    fn run(
+        self,
+        wanted: &'static str,
+        blocking: &BlockingWork,
+        caller: &Caller,
+        work: impl FnOnce(&OwnedVolume, &Awaited) -> Result<TurnChange, ApiError> + Send + 'static,
+    ) -> Result<(String, Vec<String>), ApiError> {
+        let name = self.name.clone();
+        let (caller, effect) = (caller.clone(), format!("~ volume {name}: {wanted}"));
+        let late_effect = [effect.clone()];
+        let late = move |done: Result<TurnChange, ApiError>| {
+            let done = done.as_ref().map(|_| &late_effect[..]);
+            config_audit::log(&caller, "a change of the serving state, given up before", done);
         };
-        let done = self.run("standby", caller, work)?;
+        let work = move |awaited: &Awaited| work(&self, awaited);
+        if blocking.within(LIMIT).run_change(&name, work, late)?? == TurnChange::Nothing {
+            return Ok((format!("{name} is {wanted} already"), Vec::new()));
+        }
+        info!("`{name}` is {wanted}");
+        Ok((format!("{name} is {wanted}"), vec![effect]))
+    }
+
+    fn become_active(&self, take: bool, awaited: &Awaited) -> Result<TurnChange, ApiError> {
+        let begin = |ends_sessions: bool| -> Result<(), ApiError> {
+            // Nothing can end their sessions but to detach them.
+            if ends_sessions {
+                (self.check_disks)()?;
+            }
+            awaited.begin()?;
+            self.end_fenced();
+            Ok(())
+        };
+        let done = turns::activate(&self.state, take, &self.wake, begin);
+        let done = done.map_err(|error| refusal(&self.name, error))?;
+        // A connection may have begun before and have logged in since, or an earlier command was
+        // given up.
+        self.end_fenced();
+        Ok(done)
+    }
+
+    fn become_standby(&self, awaited: &Awaited) -> Result<TurnChange, ApiError> {
+        let begin = || -> Result<(), ApiError> {
+            if self.state.serving() == ServingState::Active {
+                (self.check_disks)()?;
+            }
+            Ok(awaited.begin()?)
+        };
+        let paused = || {
+            (self.wake)();
+            // One may have been attached since.
+            (self.check_disks)()
+        };
+        let done = turns::deactivate(&self.state, begin, paused);
+        let done = done.map_err(|error| refusal(&self.name, error))?;
         if done == TurnChange::Done {
             // They may connect again at once: those that do are served with the next activation,
             // which ends the others.
             drop(self.drain_fenced());
         }
-        Ok(self.changed(done, "standby"))
+        Ok(done)
     }
 
-    /// Asks the sessions to end that have begun before the volume was last active.
+    /// Asks the sessions to end that the volume fences for good, and closes what is left of them.
+    fn end_fenced(&self) {
+        let draining = self.drain_fenced();
+        wait(DRAIN_TIMEOUT, || draining.left().is_empty());
+        draining.close();
+        (self.wake)();
+    }
+
     fn drain_fenced(&self) -> Draining {
         let draining = self.sessions.drain_fenced(FENCED, &self.state, &(self.targets)());
-        self.cores.wake_all();
+        (self.wake)();
         draining
     }
-
-    fn run(
-        &self,
-        wanted: &'static str,
-        caller: &Caller,
-        work: impl FnOnce(&Awaited) -> Result<TurnChange, ApiError> + Send + 'static,
-    ) -> Result<TurnChange, ApiError> {
-        let (caller, effects) = (caller.clone(), [effect(self.name, wanted)]);
-        let late = move |done: Result<TurnChange, ApiError>| {
-            let done = done.as_ref().map(|_| &effects[..]);
-            config_audit::log(&caller, "a change of the serving state, given up before", done);
-        };
-        self.blocking.within(LIMIT).run_change(self.name, work, late)?
-    }
-
-    /// The answer, and the effects in the words of a plan.
-    fn changed(&self, done: TurnChange, now: &str) -> (String, Vec<String>) {
-        let name = self.name;
-        if done == TurnChange::Nothing {
-            return (format!("{name} is {now} already"), Vec::new());
-        }
-        info!("`{name}` is {now}");
-        (format!("{name} is {now}"), vec![effect(name, now)])
-    }
-}
-
-fn effect(name: &str, now: &str) -> String {
-    format!("~ volume {name}: {now}")
 }
 
 /// Refuses to change a volume that has a disk on this machine: that is a client without another
 /// path, and its queues belong to the epoch in which they were made.
-fn check_no_disk(name: &str, disks: &Disks) -> Result<(), ApiError> {
-    let Ok(path) = disks.device_of(name) else { return Ok(()) };
+pub(super) fn check_no_disk(name: &str, disks: &Disks) -> Result<(), ApiError> {
+    // It may be attached just now.
+    let Err(busy) = disks.check_free(name) else { return Ok(()) };
+    let Ok(path) = disks.device_of(name) else { return Err(busy) };
     let text = format!(
         "{name}: its disk {} on this machine has no other path, so its I/O would fail; detach it first ('blockmux \
          ctl detach-disk {name}')",
         path.display()
     );
     Err(ApiError::new(ErrorCode::Conflict, text))
-}
-
-/// `check_disks` refuses if the volume has disks on this machine.
-fn activate(
-    name: &str,
-    state: &Arc<VolumeState>,
-    take: bool,
-    check_disks: &dyn Fn() -> Result<(), ApiError>,
-    awaited: &Awaited,
-) -> Result<TurnChange, ApiError> {
-    let begin = |ends_sessions: bool| -> Result<(), ApiError> {
-        // Nothing can end their sessions but to detach them.
-        if ends_sessions {
-            check_disks()?;
-        }
-        Ok(awaited.begin()?)
-    };
-    turns::activate(state, take, begin).map_err(|error| refusal(name, error))
-}
-
-/// `check_disks` refuses if the volume has disks on this machine; `wake` wakes all cores.
-fn deactivate(
-    name: &str,
-    state: &Arc<VolumeState>,
-    check_disks: &dyn Fn() -> Result<(), ApiError>,
-    awaited: &Awaited,
-    wake: &dyn Fn(),
-) -> Result<TurnChange, ApiError> {
-    let begin = || -> Result<(), ApiError> {
-        if state.serving() == ServingState::Active {
-            check_disks()?;
-        }
-        Ok(awaited.begin()?)
-    };
-    turns::deactivate(state, begin, wake).map_err(|error| refusal(name, error))
 }
 
 fn refusal(name: &str, error: TurnError<ApiError>) -> ApiError {
@@ -177,6 +174,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use blockmux_proto::driver::audit_event::Login;
     use blockmux_proto::names::volume_uuid::VolumeUuid;
     use blockmux_proto::volume_state::{
         self, Commit, Epoch, NotAcquired, Ownership, SharedState, StateGeneration, StoredState,
@@ -184,6 +182,7 @@ mod tests {
     };
     use blockmux_volume::MemVolume;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     /// A storage that answers as a test says, and records what it is asked.
     #[derive(Default)]
@@ -259,12 +258,24 @@ mod tests {
         (storage, state)
     }
 
+    /// The volume `disk` without sessions and disks.
+    fn owned(state: &Arc<VolumeState>) -> OwnedVolume {
+        OwnedVolume {
+            name: "disk".to_owned(),
+            state: state.clone(),
+            check_disks: Box::new(|| Ok(())),
+            wake: Box::new(|| ()),
+            sessions: Sessions::default(),
+            targets: Box::new(BTreeSet::new),
+        }
+    }
+
     fn go(state: &Arc<VolumeState>, take: bool) -> Result<TurnChange, String> {
-        activate("disk", state, take, &|| Ok(()), &Awaited::default()).map_err(|error| error.to_string())
+        owned(state).become_active(take, &Awaited::default()).map_err(|error| error.to_string())
     }
 
     fn leave(state: &Arc<VolumeState>) -> Result<TurnChange, String> {
-        deactivate("disk", state, &|| Ok(()), &Awaited::default(), &|| ()).map_err(|error| error.to_string())
+        owned(state).become_standby(&Awaited::default()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -316,8 +327,9 @@ mod tests {
     fn disks_of_this_machine_are_refused_where_they_would_fail_and_only_there() {
         let (storage, state) = standby();
         let refuse = || Err(ApiError::failed("its disk has no other path"));
-        let go_attached = || activate("disk", &state, false, &refuse, &Awaited::default());
-        let leave_attached = || deactivate("disk", &state, &refuse, &Awaited::default(), &|| ());
+        let attached = OwnedVolume { check_disks: Box::new(refuse), ..owned(&state) };
+        let go_attached = || attached.become_active(false, &Awaited::default());
+        let leave_attached = || attached.become_standby(&Awaited::default());
         assert_eq!(leave_attached().unwrap(), TurnChange::Nothing);
         assert_eq!(go_attached().unwrap(), TurnChange::Done, "they continue with the sessions");
         assert_eq!(go_attached().unwrap(), TurnChange::Nothing);
@@ -326,6 +338,62 @@ mod tests {
         assert!(go_attached().is_err() && state.serving() == ServingState::Standby);
         assert!(!*storage.is_owner.lock().unwrap());
         assert_eq!(go(&state, false), Ok(TurnChange::EndsSessions));
+    }
+
+    #[test]
+    fn a_disk_that_is_attached_while_the_volume_steps_down_keeps_it_active() {
+        let (storage, state) = standby();
+        assert_eq!(go(&state, false), Ok(TurnChange::Done));
+        let own = state.clone();
+        let check = move || match own.serving() {
+            ServingState::Active => Ok(()),
+            _ => Err(ApiError::failed("a disk is there by now")),
+        };
+        let attached = OwnedVolume { check_disks: Box::new(check), ..owned(&state) };
+        assert!(attached.become_standby(&Awaited::default()).is_err());
+        assert!(state.serving() == ServingState::Active && *storage.is_owner.lock().unwrap());
+    }
+
+    #[test]
+    fn fenced_sessions_end_before_the_storage_is_asked_and_with_a_repeated_command() {
+        let (storage, state) = standby();
+        assert_eq!(go(&state, false), Ok(TurnChange::Done));
+        let sessions = Sessions::default();
+        let login = || Login {
+            protocol: "iscsi",
+            initiator: String::new(),
+            target: "disk".to_owned(),
+            is_authenticated: false,
+        };
+        let session = Arc::new(Mutex::new(Some(sessions.begin(login(), "peer", Epoch::current()))));
+        let is_asked = Arc::new(AtomicBool::new(false));
+        // A session that ends when its core runs after it was asked to.
+        let (ending, asking, called) = (session.clone(), is_asked.clone(), storage.clone());
+        let end = move || {
+            if asking.load(Ordering::Relaxed) && ending.lock().unwrap().take().is_some() {
+                let _ = called.call("a session ends");
+            }
+        };
+        let asked = is_asked.clone();
+        let targets = move || {
+            asked.store(true, Ordering::Relaxed);
+            BTreeSet::from(["disk".to_owned()])
+        };
+        let used = OwnedVolume {
+            wake: Box::new(end),
+            sessions: sessions.clone(),
+            targets: Box::new(targets),
+            ..owned(&state)
+        };
+        let before = Epoch::current();
+        assert!(state.lose());
+        storage.calls();
+        assert_eq!(used.become_active(false, &Awaited::default()).unwrap(), TurnChange::EndsSessions);
+        assert_eq!(storage.calls(), ["a session ends", "acquire", "is_held"]);
+        // One that an earlier command has left.
+        *session.lock().unwrap() = Some(sessions.begin(login(), "peer", before));
+        assert_eq!(used.become_active(false, &Awaited::default()).unwrap(), TurnChange::Nothing);
+        assert_eq!(storage.calls(), ["is_held", "a session ends"]);
     }
 
     #[test]

@@ -18,9 +18,7 @@ pub enum TurnChange {
     Nothing,
     /// The volume is in the state now.
     Done,
-    /// The volume is active, and fences the sessions that began before it was active last. They
-    /// must be closed, so that their clients connect again; see
-    /// [`Sessions::drain_fenced`](crate::serve::sessions::Sessions::drain_fenced).
+    /// The volume is active, and fences the sessions that began before it was active last.
     EndsSessions,
 }
 
@@ -59,14 +57,18 @@ pub enum TurnError<E> {
 /// it serves none, and does not own it unless the error says so. If a call of the storage has no
 /// answer in time, what it acquires later is released again, and until then no other change begins.
 ///
-/// With `take`, the process that owns it is shut out. `begin` is called before the storage is
-/// asked, with whether sessions end.
+/// With `take`, the process that owns it is shut out. `wake` wakes the cores, so that what is
+/// throttled is denied at once. `begin` is called when I/O is drained and before the storage is
+/// asked, with whether sessions end: it closes them, so that their clients connect again and
+/// nothing of theirs arrives in the new turn; see
+/// [`Sessions::drain_fenced`](crate::serve::sessions::Sessions::drain_fenced).
 ///
 /// # Errors
 /// If the volume does not become active.
 pub fn activate<E>(
     volume_state: &Arc<VolumeState>,
     take: bool,
+    wake: impl FnOnce(),
     begin: impl FnOnce(bool) -> Result<(), E>,
 ) -> Result<TurnChange, TurnError<E>> {
     let ownership = volume_state.ownership().ok_or(TurnError::NotInTurns)?;
@@ -82,6 +84,7 @@ pub fn activate<E>(
         Err(TransitionRefused::Already) => return Ok(TurnChange::Nothing),
         Err(refused) => return Err(TurnError::Refused(refused)),
     };
+    wake();
     if !wait_until(|| promotion.is_drained()) {
         return Err(TurnError::InFlight { now: ServingState::Standby });
     }
@@ -131,15 +134,16 @@ fn give_back<E>(
 
 /// Makes the volume standby: when this returns, all I/O that was admitted is complete, and the
 /// process does not own the volume. Sessions that have begun before are fenced for good. An error
-/// says how the volume is. `begin` is called before the volume refuses I/O, and `wake` afterwards:
-/// it wakes the cores, so that what is throttled is denied at once.
+/// says how the volume is. `begin` is called before the volume refuses I/O, and `paused` afterwards:
+/// it wakes the cores, so that what is throttled is denied at once. If it fails, the volume is
+/// active again.
 ///
 /// # Errors
 /// If the volume does not become standby, or is not released.
 pub fn deactivate<E>(
     volume_state: &Arc<VolumeState>,
     begin: impl FnOnce() -> Result<(), E>,
-    wake: impl FnOnce(),
+    paused: impl FnOnce() -> Result<(), E>,
 ) -> Result<TurnChange, TurnError<E>> {
     let ownership = volume_state.ownership().ok_or(TurnError::NotInTurns)?;
     begin().map_err(TurnError::GivenUp)?;
@@ -148,7 +152,7 @@ pub fn deactivate<E>(
         Err(TransitionRefused::Already) => return Ok(TurnChange::Nothing),
         Err(refused) => return Err(TurnError::Refused(refused)),
     };
-    wake();
+    paused().map_err(TurnError::GivenUp)?;
     if !wait_until(|| leaving.is_drained()) {
         return Err(TurnError::InFlight { now: give_up(leaving, volume_state) });
     }
@@ -234,11 +238,11 @@ mod tests {
             let refused = |may_own| move |error| NotAcquired { error, may_own };
             self.call("acquire").map_err(refused(false))?;
             *self.is_owned.lock().unwrap() = true;
+            self.call("answer").map_err(refused(true))?;
             Ok(self.stored.lock().unwrap().clone())
         }
 
         fn is_held(&self) -> Result<bool, String> {
-            self.call("answer").map_err(refused(true))?;
             self.call("is_held").map(|()| *self.is_owned.lock().unwrap())
         }
 
@@ -274,7 +278,7 @@ mod tests {
     }
 
     fn go(state: &Arc<VolumeState>) -> Result<TurnChange, TurnError<Infallible>> {
-        activate(state, false, |_| Ok(()))
+        activate(state, false, || (), |_| Ok(()))
     }
 
     #[test]
@@ -302,23 +306,24 @@ mod tests {
         let (storage, state) = standby();
         go(&state).unwrap();
         storage.failing.lock().unwrap().push("release");
-        let left = deactivate(&state, || Ok::<_, Infallible>(()), || ());
+        let left = deactivate(&state, || Ok::<_, Infallible>(()), || Ok(()));
         assert!(matches!(left, Err(TurnError::Failed { may_own: true, .. })), "{left:?}");
         assert_eq!(state.serving(), ServingState::Standby);
         storage.failing.lock().unwrap().clear();
         assert_eq!(go(&state), Ok(TurnChange::EndsSessions));
-        assert_eq!(deactivate(&state, || Ok::<_, Infallible>(()), || ()), Ok(TurnChange::Done));
+        assert_eq!(deactivate(&state, || Ok::<_, Infallible>(()), || Ok(())), Ok(TurnChange::Done));
         assert!(!*storage.is_owned.lock().unwrap());
     }
 
     #[test]
     fn the_caller_may_give_up_before_anything_has_changed() {
         let (storage, state) = standby();
-        let given_up = activate(&state, false, Err);
+        let given_up = activate(&state, false, || (), Err);
         assert_eq!(given_up, Err(TurnError::GivenUp(false)));
         assert!(!*storage.is_owned.lock().unwrap());
         go(&state).unwrap();
-        assert_eq!(deactivate(&state, || Err(7), || ()), Err(TurnError::GivenUp(7)));
+        assert_eq!(deactivate(&state, || Err(7), || Ok(())), Err(TurnError::GivenUp(7)));
+        assert_eq!(deactivate(&state, || Ok(()), || Err(8)), Err(TurnError::GivenUp(8)));
         assert_eq!(state.serving(), ServingState::Active);
     }
 }
