@@ -20,7 +20,7 @@ use crate::data::{layers, unit_identity};
 use crate::failure::Failure;
 use crate::process::poll::Poll;
 use crate::protocol::address::{ApiListener, ListenAddress};
-use crate::protocol::policy::{Policy, PolicyListener};
+use crate::protocol::policy::{Policy, PolicyListener, TargetAccess};
 use crate::protocol::{self, Carrier, ConfiguredListener, Frontends, PROTOCOLS, Protocol};
 use crate::volume_kinds::open::Populate;
 use crate::volume_kinds::opened_twice::{self, WrittenFile};
@@ -31,6 +31,7 @@ use blockmux_lab::ceiling::Transport;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Spec;
+use blockmux_volume::spec::ImageOwnership;
 use rustix::thread::CapabilitySet;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -148,10 +149,7 @@ impl Setup {
         let mut listeners = frontends.listeners();
         listeners.extend(inherited.further(&listeners)?);
         listeners.iter().try_for_each(|(protocol, entry)| check_sockets(protocol, &entry.address))?;
-        let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
-        let policy = Policy::new(frontends.targets(), words).map_err(Failure::request)?;
-        let networks = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.networks.clone()));
-        let policy = policy.with_access(networks, frontends.restricting_exports());
+        let policy = policy_of(&frontends, &volumes)?;
         let is_served =
             |protocol: &Protocol| protocols(&listeners).any(|own| own.served_as() == protocol.served_as());
         let is_left_out = |protocol: &&Protocol| {
@@ -494,14 +492,73 @@ const DEFAULT_CONNECTIONS: usize = 4096;
 /// The kernel's default maximum of file descriptors of a process (`fs.nr_open`).
 const MAX_CONNECTIONS: usize = 1 << 20;
 
+/// The access rule of the configured targets and volumes.
+fn policy_of(frontends: &Frontends, volumes: &[NamedVolume]) -> Result<Policy, Failure> {
+    let targets = frontends.targets();
+    check_turns(&targets, volumes)?;
+    let words = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.protocols.clone()));
+    let policy = Policy::new(targets, words).map_err(Failure::request)?;
+    let networks = volumes.iter().map(|volume| (volume.name.clone(), volume.entry.networks.clone()));
+    Ok(policy.with_access(networks, frontends.restricting_exports()))
+}
+
+/// Refuses configured targets of protocols without sessions for images that daemons serve in turns:
+/// what was sent before another daemon served the image could not be told from what is sent
+/// afterwards.
+fn check_turns(targets: &[(&'static str, TargetAccess)], volumes: &[NamedVolume]) -> Result<(), Failure> {
+    let is_standby =
+        |spec: &&Spec| matches!(spec, Spec::Rbd(image) if image.ownership == ImageOwnership::Standby);
+    let without_sessions = targets.iter().filter(|(protocol, _)| {
+        protocol::by_name(protocol).is_some_and(|protocol| protocol.carrier == Carrier::Frames)
+    });
+    for (_, target) in without_sessions {
+        let mut own =
+            volumes.iter().filter(|volume| target.volumes.iter().any(|(name, _)| *name == volume.name));
+        if let Some(volume) = own.find(|volume| volume.entry.spec.leaves().iter().any(is_standby)) {
+            return Err(Failure::request(format!(
+                "{}: `{}` has no sessions that could end when another daemon serves the image; remove the target, or \
+                 serve the image with exclusive=on",
+                target.title(),
+                volume.name
+            )));
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::policy::PublicAccess;
 
     fn names(volumes: &[&str]) -> Result<Vec<String>, String> {
         let entries = volumes.iter().map(|text| text.parse()).collect::<Result<_, String>>()?;
         let named = name_all(entries, false).map_err(|failure| failure.to_string())?;
         Ok(named.into_iter().map(|volume| volume.name).collect())
+    }
+
+    #[test]
+    fn an_image_that_daemons_serve_in_turns_has_no_target_without_sessions() {
+        let target = |kind, volume: &str| TargetAccess {
+            kind,
+            name: "1.0".to_owned(),
+            listeners: ("listeners", Vec::new()),
+            volumes: vec![(volume.to_owned(), PublicAccess::Write)],
+            is_restricted: false,
+            authenticates_all: false,
+            tables: Vec::new(),
+            moved_to: None,
+        };
+        let texts = ["turns=rbd:p/i?exclusive=standby", "owned=rbd:p/j?exclusive=on"];
+        let entries = texts.map(|text| text.parse::<VolumeEntry>().unwrap());
+        let volumes = name_all(entries.into(), false).map_err(|failure| failure.to_string()).unwrap();
+        let check = |protocol, kind, volume| {
+            check_turns(&[(protocol, target(kind, volume))], &volumes).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(check("aoe", "aoe_target", "owned"), Ok(()));
+        assert_eq!(check("iscsi", "iscsi_target", "turns"), Ok(()));
+        let said = check("aoe", "aoe_target", "turns").unwrap_err();
+        assert!(said.starts_with("aoe_target `1.0`: `turns` has no sessions that could end"), "{said}");
     }
 
     #[test]

@@ -179,7 +179,8 @@ impl TargetAccess {
             .is_some_and(|tcp| named.is_empty() || named.iter().any(|named| matches_listener(named, &tcp)))
     }
 
-    fn title(&self) -> String {
+    /// What the target is called in messages.
+    pub(crate) fn title(&self) -> String {
         format!("{} `{}`", self.kind, self.name)
     }
 }
