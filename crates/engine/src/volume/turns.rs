@@ -134,9 +134,9 @@ fn give_back<E>(
 
 /// Makes the volume standby: when this returns, all I/O that was admitted is complete, and the
 /// process does not own the volume. Sessions that have begun before are fenced for good. An error
-/// says how the volume is. `begin` is called before the volume refuses I/O, and `paused` afterwards:
-/// it wakes the cores, so that what is throttled is denied at once. If it fails, the volume is
-/// active again.
+/// says how the volume is. `begin` is called before the volume refuses I/O, and `paused`
+/// afterwards: it wakes the cores, so that what is throttled is denied at once. If it fails, the
+/// volume is active again.
 ///
 /// # Errors
 /// If the volume does not become standby, or is not released.

@@ -157,8 +157,8 @@ impl VolumeState {
         self.lose_locked(&mut self.lock())
     }
 
-    /// Does what [`VolumeState::lose`] does, unless the serving state has changed since, or a change
-    /// of it has begun: what was asked then is out of date.
+    /// Does what [`VolumeState::lose`] does, unless the serving state has changed since, or a
+    /// change of it has begun: what was asked then is out of date.
     fn lose_unless_changed(&self, asked_at: ServingMark) -> bool {
         let mut table = self.lock();
         self.mark_of(&table) == asked_at && self.lose_locked(&mut table)
