@@ -10,6 +10,7 @@
 //! | [`memory`] | registered memory, and windows that open parts of it to peers |
 //! | `completion_queue` | work that has completed, and the descriptor that says so |
 //! | [`queue_pair`] | work that a device executes, with its completions |
+//! | `window_state` | whether a window is bound, in every order in which that becomes known |
 //! | [`error`] | which call has failed, and why |
 //! | [`kernel`] | devices as the kernel lists them, also without rdma-core |
 //! | [`survey`] | both, with what keeps a device from being used |
@@ -27,3 +28,4 @@ pub mod library;
 pub mod memory;
 pub mod queue_pair;
 pub mod survey;
+mod window_state;

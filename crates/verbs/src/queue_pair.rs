@@ -22,6 +22,7 @@ use crate::completion_queue::{BATCH, CompletionQueue, NO_COMPLETION};
 use crate::connection::Connection;
 use crate::error::VerbsError;
 use crate::memory::{Domain, DomainUse, Window};
+use crate::window_state::{WindowState, WindowStep};
 use blockmux_volume::{Memory, Pool, ProtectionDomain, Seg};
 use std::ffi::c_int;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -100,17 +101,6 @@ struct BoundWindow {
     state: WindowState,
     /// The memory that a peer may reach.
     memory: Option<Seg>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum WindowState {
-    Free,
-    /// The bind is in the queue.
-    Binding {
-        /// It is to be closed as soon as it is bound.
-        is_closing: bool,
-    },
-    Bound,
 }
 
 impl BoundWindow {
@@ -223,7 +213,7 @@ impl QueuePair {
         let windows = if queue_pair.exposed.is_some() { 0 } else { sizes.windows };
         for _ in 0..windows {
             let window = Some(Window::new(&queue_pair.domain)?);
-            queue_pair.windows.push(BoundWindow { window, state: WindowState::Free, memory: None });
+            queue_pair.windows.push(BoundWindow { window, state: WindowState::default(), memory: None });
         }
         queue_pair.receive(receives)?;
         Ok(queue_pair)
@@ -424,7 +414,7 @@ impl QueuePair {
         }
         let local = memory.local_key(&self.as_protection_domain).map_err(|_| NO_REGISTRATION)?;
         let region = self.domain.region(local).ok_or(NO_REGISTRATION)?;
-        let bound = self.windows.get(window as usize).filter(|bound| bound.state == WindowState::Free);
+        let bound = self.windows.get(window as usize).filter(|bound| bound.state.is_free());
         let raw = bound.and_then(|bound| bound.window.as_ref()).ok_or(WRONG_WINDOW)?;
         if raw.key() >> 8 != key >> 8 || raw.key() == key {
             return Err(WRONG_WINDOW);
@@ -444,13 +434,11 @@ impl QueuePair {
             },
         };
         let place = self.take_place(0, PostedKind::Bind(window))?;
+        self.post_place(place, request)?;
         if let Some(bound) = self.windows.get_mut(window as usize) {
             bound.memory = Some(memory.clone());
-            bound.state = WindowState::Binding { is_closing: false };
-        }
-        self.post_place(place, request)?;
-        if let Some(raw) = self.windows.get_mut(window as usize).and_then(|bound| bound.window.as_mut()) {
-            raw.set_key(key);
+            bound.state.on_bind();
+            bound.window.iter_mut().for_each(|raw| raw.set_key(key));
         }
         Ok(())
     }
@@ -462,17 +450,17 @@ impl QueuePair {
     /// As `ibv_dealloc_mw(3)` and `ibv_alloc_mw(3)`, and if there is no such window.
     pub fn close(&mut self, window: u32) -> Result<(), VerbsError> {
         let bound = self.windows.get_mut(window as usize).ok_or(WRONG_WINDOW)?;
-        match &mut bound.state {
-            WindowState::Free => {
-                self.closed.push(window);
-                Ok(())
-            }
-            WindowState::Binding { is_closing } => {
-                *is_closing = true;
-                Ok(())
-            }
-            WindowState::Bound => self.replace(window),
+        let step = bound.state.close();
+        self.step(window, step)
+    }
+
+    fn step(&mut self, window: u32, step: WindowStep) -> Result<(), VerbsError> {
+        match step {
+            WindowStep::Nothing => {}
+            WindowStep::Report => self.closed.push(window),
+            WindowStep::Replace => self.replace(window)?,
         }
+        Ok(())
     }
 
     /// Frees a window, and makes another in its place.
@@ -480,7 +468,7 @@ impl QueuePair {
         let bound = self.windows.get_mut(window as usize).ok_or(WRONG_WINDOW)?;
         bound.window.take().map_or(Ok(()), Window::free)?;
         bound.window = Some(Window::new(&self.domain)?);
-        (bound.state, bound.memory) = (WindowState::Free, None);
+        (bound.state, bound.memory) = (WindowState::default(), None);
         self.closed.push(window);
         Ok(())
     }
@@ -526,7 +514,7 @@ impl QueuePair {
         let place = completion.wr_id as u32;
         if completion.wr_id & RECEIVE != 0 {
             match result {
-                Ok(()) => self.on_message(place, completion, take),
+                Ok(()) => self.on_message(place, completion, take)?,
                 Err(failure) => take(Completion::Broken(failure)),
             }
             self.receives.free.push(place);
@@ -544,28 +532,33 @@ impl QueuePair {
             (PostedKind::Bind(_), Err(failure)) => take(Completion::Broken(failure)),
             (PostedKind::Bind(window), Ok(())) => {
                 let Some(bound) = self.windows.get_mut(window as usize) else { return Ok(()) };
-                match bound.state {
-                    WindowState::Binding { is_closing: true } => self.replace(window)?,
-                    WindowState::Binding { is_closing: false } => bound.state = WindowState::Bound,
-                    // The peer has invalidated it before this completion was polled.
-                    WindowState::Free | WindowState::Bound => {}
-                }
+                let step = bound.state.on_bound();
+                self.step(window, step)?;
             }
         }
         Ok(())
     }
 
-    fn on_message(&mut self, place: u32, completion: &ibv_wc, take: &mut impl FnMut(Completion<'_>)) {
+    fn on_message(
+        &mut self,
+        place: u32,
+        completion: &ibv_wc,
+        take: &mut impl FnMut(Completion<'_>),
+    ) -> Result<(), VerbsError> {
         let has_invalidated = completion.wc_flags & self.invalidated_flag != 0;
         let invalidated = has_invalidated.then_some(completion.invalidated_rkey);
         if let Some(key) = invalidated
-            && let Some(bound) = self.windows.iter_mut().find(|bound| bound.key() == key)
+            && let Some((window, bound)) =
+                (0_u32..).zip(&mut self.windows).find(|(_, bound)| bound.key() == key)
         {
-            (bound.state, bound.memory) = (WindowState::Free, None);
+            bound.memory = None;
+            let step = bound.state.on_invalidated();
+            self.step(window, step)?;
         }
         let len = (completion.byte_len as usize).min(self.receives.len);
         let message = self.receives.buffer(place).slice(0, len);
         take(Completion::Received { message: &message, invalidated });
+        Ok(())
     }
 
     /// Has the completion descriptor become readable with the next completion. What has completed
