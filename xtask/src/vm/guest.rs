@@ -302,8 +302,8 @@ fn decode(text: &str) -> Result<String> {
     succeed(Command::new("sh").args(["-c", "printf %s \"$1\" | base64 -d", "sh", text]))
 }
 
-/// What may have been the emulator's fault if a guest ended without the script's status, and whether
-/// anything of ours had run. A guest that waits for us shows its [`HEARTBEAT`] meanwhile.
+/// What may have been the emulator's fault if a guest ended without the script's status, and
+/// whether anything of ours had run. A guest that waits for us shows its [`HEARTBEAT`] meanwhile.
 fn why_there_is_no_end(console: &str, silence: Duration, is_ours: bool) -> Option<&'static str> {
     // On a busy machine QEMU may execute a breakpoint that the kernel, which had set it to patch
     // its code, has already removed.

@@ -472,8 +472,9 @@ fn raise_open_file_limit() {
     }
 }
 
-/// Raises the limit of locked memory, as far as this process may. Of processes without CAP_IPC_LOCK,
-/// the kernel counts the rings of all cores of a user's processes against it, about 150 KiB each.
+/// Raises the limit of locked memory, as far as this process may. Of processes without
+/// CAP_IPC_LOCK, the kernel counts the rings of all cores of a user's processes against it, about
+/// 150 KiB each.
 fn raise_locked_memory_limit() {
     let limit = getrlimit(Resource::Memlock);
     let unlimited = Rlimit { current: None, maximum: None };

@@ -145,8 +145,8 @@ fn hostile_datagrams_do_not_affect_other_connections() {
     }
 }
 
-/// The datagram of a stranger who requests a channel as the only one of an initiator port, with this
-/// communication identifier.
+/// The datagram of a stranger who requests a channel as the only one of an initiator port, with
+/// this communication identifier.
 fn forged_login(
     source: Ipv4Addr,
     destination: Ipv4Addr,

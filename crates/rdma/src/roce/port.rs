@@ -20,9 +20,9 @@
 //! identifiers and first sequence numbers are unpredictable, so nobody establishes a connection for
 //! another address, or reaches one, without seeing its packets.
 //!
-//! A connection is established, for these limits, by what only the receiver of the reply can send: a
-//! packet to its queue pair with the first sequence number that was drawn for it, or a message with
-//! its communication identifier, such as an RTU. A repeated request has neither.
+//! A connection is established, for these limits, by what only the receiver of the reply can send:
+//! a packet to its queue pair with the first sequence number that was drawn for it, or a message
+//! with its communication identifier, such as an RTU. A repeated request has neither.
 
 use super::cm::{RoceNumbers, put_message};
 use super::guid::guid;

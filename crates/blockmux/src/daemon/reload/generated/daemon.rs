@@ -220,8 +220,8 @@ impl TestDaemon {
                 all.insert(url.clone(), discovered(&url));
             }
         }
-        // The daemon notices later than a client that its session has ended, and keeps what sessions
-        // use.
+        // The daemon notices later than a client that its session has ended, and keeps what
+        // sessions use.
         let sessions = self.control.connection_limits.limit.sessions();
         wait(TIMEOUT, || sessions.list().is_empty());
         all
