@@ -480,7 +480,6 @@ impl QueuePair {
     pub fn poll(&mut self, mut take: impl FnMut(Completion<'_>)) -> Result<bool, VerbsError> {
         let mut has_any = false;
         loop {
-            self.report_closed(&mut take);
             let mut found = [NO_COMPLETION; BATCH];
             let count = self.completions.poll(&mut found)?;
             for completion in &found[..count] {
@@ -491,6 +490,7 @@ impl QueuePair {
                 break;
             }
         }
+        // Behind messages that have invalidated a window before it was closed.
         self.report_closed(&mut take);
         if has_any && self.receives.owed > 0 {
             self.post_receives()?;

@@ -349,6 +349,23 @@ fn a_message_that_invalidates_unknown_memory_ends_the_connection() {
 }
 
 #[test]
+fn an_invalidation_that_is_reported_after_the_key_was_closed_ends_nothing() {
+    let mut pair = TestPair::connected(&endpoint());
+    let remote = pair.register(ACTIVE, &memory(b"data"), RemoteRights::RemoteRead);
+    pair.post(ACTIVE, WorkRequest::Invalidate { stag: remote.stag });
+    pair.run();
+    // The device executed it before the window was closed.
+    let received = DeviceEvent::Received { invalidated: Some(remote.stag.0) };
+    pair.report(ACTIVE, received, b"late");
+    let events = pair.events(ACTIVE);
+    let [Event::Received { invalidated, .. }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(*invalidated, Some(remote.stag));
+    pair.report(ACTIVE, received, b"again");
+    assert!(matches!(&pair.events(ACTIVE)[..], [Event::Disconnected]));
+    assert_eq!(pair.ends[ACTIVE].queue_pair.fault(), Some(Fault::Peer(Violation::Access)));
+}
+
+#[test]
 fn a_disconnect_comes_after_all_posted_work() {
     let mut pair = TestPair::connected(&endpoint());
     pair.ends[ACTIVE].is_running = false;

@@ -18,6 +18,9 @@ struct MemoryWindow {
     /// The key that it has, or had last.
     key: u32,
     opened: Option<OpenMemory>,
+    /// The key that this side has closed last. Until then the peer may have invalidated it, and
+    /// the message that did so may be reported afterwards.
+    closed: Option<u32>,
 }
 
 /// Memory that a peer may reach.
@@ -42,7 +45,7 @@ pub(super) struct Binding {
 impl Windows {
     /// Windows with these keys, none of which is in use.
     pub(super) fn new(keys: impl Iterator<Item = u32>) -> Windows {
-        let windows: Vec<_> = keys.map(|key| MemoryWindow { key, opened: None }).collect();
+        let windows: Vec<_> = keys.map(|key| MemoryWindow { key, opened: None, closed: None }).collect();
         let numbers = (0_u32..).zip(&windows);
         let by_index = numbers.map(|(number, window)| (window.key >> 8, number)).collect();
         let free = (0..u32::try_from(windows.len()).unwrap_or(u32::MAX)).rev().collect();
@@ -72,9 +75,13 @@ impl Windows {
         Some(Binding { window: number, key: window.key, memory, remote })
     }
 
-    /// The peer has invalidated a key; `false` if no memory is open by it.
+    /// The peer has invalidated a key; `false` if no memory is open by it, nor was until this side
+    /// closed it.
     pub(super) fn on_invalidated(&mut self, key: u32) -> bool {
-        let Some(number) = self.number(key) else { return false };
+        let Some(number) = self.number(key) else {
+            let mut closed = self.windows.iter_mut().map(|window| &mut window.closed);
+            return closed.any(|closed| closed.take_if(|closed| *closed == key).is_some());
+        };
         // One that this side closes, too, is in use until that is done.
         if self.opened(number).is_some_and(|opened| !opened.is_closing) {
             self.free_window(number);
@@ -99,6 +106,7 @@ impl Windows {
         if let Some(window) = window {
             self.by_index.remove(&(window.key >> 8));
             self.by_index.insert(key >> 8, number);
+            window.closed = Some(window.key);
             window.key = key;
         }
     }
@@ -186,6 +194,23 @@ mod tests {
         let binding = windows.open(&mut waiting, RemoteRights::RemoteRead).unwrap();
         assert_eq!(binding.key, 0x701);
         assert!(windows.on_invalidated(0x701));
+    }
+
+    #[test]
+    fn an_invalidation_may_be_reported_once_after_its_window_was_closed() {
+        let mut windows = windows(2);
+        let other = windows.open(&mut memory(&[b"other"]), RemoteRights::RemoteRead).unwrap();
+        let binding = windows.open(&mut memory(&[b"data"]), RemoteRights::RemoteRead).unwrap();
+        assert_eq!(windows.close(Stag(binding.key)), Some(binding.window));
+        windows.on_closed(binding.window, 0x700);
+        let next = windows.open(&mut memory(&[b"more"]), RemoteRights::RemoteRead).unwrap();
+        assert_eq!((next.window, next.key), (binding.window, 0x701));
+        assert!(windows.on_invalidated(binding.key));
+        assert!(!windows.on_invalidated(binding.key), "it was reported");
+        assert!(!windows.on_invalidated(0x700), "nothing was open by it");
+        for open in [other, next] {
+            assert_eq!(windows.close(Stag(open.key)), Some(open.window), "others stay open");
+        }
     }
 
     #[test]
