@@ -10,7 +10,7 @@
 //!                                              timeout=DURATION  BLOCKS
 //!         | rbd:POOL/[NAMESPACE/]IMAGE[@SNAPSHOT][?OPTION[&OPTION]...]
 //!                                              id=USER  conf=PATH  keyring=PATH
-//!                                              readonly=on|off  exclusive=on|off|take
+//!                                              readonly=on|off  exclusive=on|off|take|standby
 //!                                              timeout=DURATION  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default

@@ -260,7 +260,6 @@ async fn resize(
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/activate",
-    params(("name" = String, Path, description = "Name of the volume")),
     request_body = ActivateVolume,
     responses(
         (status = 200, body = Message),
@@ -289,7 +288,6 @@ async fn activate(
 #[utoipa::path(
     post,
     path = "/v1/volumes/{name}/deactivate",
-    params(("name" = String, Path, description = "Name of the volume")),
     responses(
         (status = 200, body = Message),
         (status = 409, body = ErrorBody, description = "Daemons do not serve the volume in turns, or it is becoming active or standby"),
