@@ -139,6 +139,12 @@ impl RbdError {
     pub(crate) fn check(call: &'static str, result: c_int) -> Result<c_int, RbdError> {
         Errno::check(result).map_err(|error| RbdError::Call { call, error })
     }
+
+    /// Whether the cluster refuses this client.
+    #[must_use]
+    pub fn is_blocklisted(&self) -> bool {
+        matches!(self, RbdError::Call { error: Errno(libc::ESHUTDOWN), .. })
+    }
 }
 
 /// An error number of Ceph, positive; the same numbers as Linux has.

@@ -28,6 +28,8 @@ impl Image {
         match Errno::check(acquired) {
             Ok(_) => self.note_own_lock().map_err(|error| match self.release_lock() {
                 Ok(()) => error,
+                // A client that the cluster refuses holds no lock.
+                Err(why) if why.is_blocklisted() => why,
                 Err(why) => RbdError::NotReleased { error: error.to_string(), why: why.to_string() },
             }),
             Err(error) if error.0 == libc::EINVAL => Err(RbdError::NoLock),

@@ -354,7 +354,7 @@ impl GroupClient {
 
     fn on_error(&mut self, what: &str, error: &RbdError) {
         self.outputs.push_back(ClientOutput::Problem(format!("{what}: {error}")));
-        if matches!(error, RbdError::Call { error, .. } if error.0 == libc::ESHUTDOWN) {
+        if error.is_blocklisted() {
             self.on_refused();
         }
     }

@@ -6,7 +6,7 @@ use super::rados_state::RadosState;
 use super::volume::{RbdVolume, note_blocklisted};
 use blockmux_proto::volume_state::{NotAcquired, Ownership, StoredState, Transition};
 use blockmux_rbd::cluster::OnBlocklisted;
-use blockmux_rbd::error::{Errno, RbdError};
+use blockmux_rbd::error::RbdError;
 use blockmux_rbd::image::Image;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -136,7 +136,7 @@ impl RbdOwnership {
         let own = || self.volume.own_during(take, self.on_start, transition.clone());
         let owned = match own() {
             // Nobody has noticed it before.
-            Err(error) if is_blocklisted(&error) => {
+            Err(error) if error.is_blocklisted() => {
                 self.volume.open_again().map_err(not_acquired)?;
                 self.watch();
                 own()
@@ -172,7 +172,7 @@ impl Ownership for RbdOwnership {
         let owner = within_limit(move || asked.lock_owner());
         match owner.inspect_err(|error| note_blocklisted(image.cluster(), error)) {
             Ok(owner) => Ok(owner.is_some_and(|owner| image.cluster().is_owner(&owner))),
-            Err(error) if is_blocklisted(&error) => Ok(false),
+            Err(error) if error.is_blocklisted() => Ok(false),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -186,10 +186,6 @@ impl Ownership for RbdOwnership {
 fn not_acquired(error: RbdError) -> NotAcquired {
     let may_own = matches!(error, RbdError::NoAnswer(_) | RbdError::NotReleased { .. });
     NotAcquired { error: error.to_string(), may_own }
-}
-
-fn is_blocklisted(error: &RbdError) -> bool {
-    matches!(error, RbdError::Call { error: Errno(libc::ESHUTDOWN), .. })
 }
 
 /// `is_awaited`: whether the caller still waits. A call that hung may go on when another host owns

@@ -242,7 +242,7 @@ impl<O: RecordObject> RecordStore<O> {
     }
 
     fn failed(&self, error: RbdError) -> RadosStateError {
-        if matches!(error, RbdError::Call { error, .. } if error.0 == libc::ESHUTDOWN) {
+        if error.is_blocklisted() {
             self.object.on_blocklisted();
         }
         RadosStateError::Rbd { object: self.object.name(), error }

@@ -166,7 +166,7 @@ fn open_image(
 
 /// Notes that the cluster has blocklisted a client, so that the next image gets another connection.
 pub(super) fn note_blocklisted(cluster: &Cluster, error: &RbdError) {
-    if matches!(error, RbdError::Call { error: Errno(libc::ESHUTDOWN), .. }) {
+    if error.is_blocklisted() {
         cluster.note_blocklisted();
     }
 }
