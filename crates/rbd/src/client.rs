@@ -3,7 +3,7 @@
 //! Each connection is a client of its own, which the cluster knows by an address with a number that
 //! no other connection has. A client that the cluster has blocklisted is refused by every storage
 //! daemon that has the map of the cluster with that entry, and by every one that is shown a request
-//! of a client which has that map: so whoever fences waits for the map before it goes on.
+//! of a client which has that map: so the one that fences waits for the map before it goes on.
 //!
 //! The calls here block for as long as the monitors do not answer, so cores do not make them.
 #![expect(unsafe_code, reason = "calls a library in C")]

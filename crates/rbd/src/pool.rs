@@ -62,7 +62,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the handle, and whoever uses it keeps the pool.
+        // SAFETY: nobody else has the handle, and what uses it keeps the pool.
         unsafe { (self.rados().rados_ioctx_destroy)(self.handle) };
     }
 }

@@ -168,7 +168,8 @@ fn refusal(name: &str, error: TurnError<ApiError>) -> ApiError {
 
 /// Why a session ended whose volume is served by another daemon, or was meanwhile, for the log.
 const FENCED: &str = "the volume was fenced";
-/// Time for a command: the limits of its calls together.
+/// Time for which a command is waited for. One that takes longer goes on, and what it has done is
+/// logged.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[cfg(test)]
