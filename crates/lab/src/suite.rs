@@ -17,9 +17,16 @@ use std::fmt;
 pub struct Suite {
     /// Its name for `--suite`.
     name: &'static str,
+    jobs: Vec<Job>,
+    data: SuiteData,
+}
+
+/// The data file of a suite.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SuiteData {
     /// The study's title.
     title: String,
-    /// The publisher.
     publisher: String,
     /// Date as `YYYY-MM-DD`, if known.
     date: Option<String>,
@@ -33,15 +40,24 @@ pub struct Suite {
     finding: String,
     /// Caveats.
     note: String,
-    jobs: Vec<Job>,
-    /// The study's protocols, followed by others that are measured, too.
+    /// The study's protocols.
     protocols: Vec<String>,
+    /// Others that are measured, too.
+    also: Vec<String>,
+    #[serde(default)]
     published: Vec<Figures>,
     /// The fabrics of its protocols over RDMA.
+    #[serde(default)]
     fabrics: Vec<String>,
     links: Option<Links>,
-    charts: Vec<StudyChart>,
     file_system: Option<OnFileSystem>,
+    #[serde(default)]
+    job: Vec<Entry>,
+    /// More jobs, after `job`.
+    #[serde(default)]
+    sweep: Vec<Sweep>,
+    #[serde(default)]
+    chart: Vec<StudyChart>,
 }
 
 /// How a study that measured a file system is repeated on one.
@@ -224,9 +240,9 @@ impl Suite {
     /// Every job under every protocol, by job, each for `runtime_ms` after `ramp_time_ms`.
     #[must_use]
     pub fn rows(&self, runtime_ms: u64, ramp_time_ms: u64) -> Vec<SuiteRow> {
-        let pairs = self.jobs.iter().flat_map(|job| self.protocols.iter().map(move |own| (job, own)));
-        let row = |(job, protocol): (&Job, &String)| SuiteRow {
-            protocol: protocol.clone(),
+        let pairs = self.jobs.iter().flat_map(|job| self.protocols().map(move |own| (job, own)));
+        let row = |(job, protocol): (&Job, &str)| SuiteRow {
+            protocol: protocol.to_owned(),
             job: Job { runtime_ms, ramp_time_ms, ..job.clone() },
         };
         pairs.map(row).collect()
@@ -239,28 +255,29 @@ impl Suite {
 
     /// The protocols that are measured, with "local" for a volume without one.
     pub fn protocols(&self) -> impl Iterator<Item = &str> {
-        self.protocols.iter().map(String::as_str)
+        [&self.data.protocols, &self.data.also].into_iter().flatten().map(String::as_str)
     }
 
     /// The fabrics that its protocols over RDMA are measured over, as URLs name them; none: one.
     pub fn fabrics(&self) -> impl Iterator<Item = &str> {
-        self.fabrics.iter().map(String::as_str)
+        self.data.fabrics.iter().map(String::as_str)
     }
 
     /// The links that it is measured over, if not loopback.
     #[must_use]
     pub fn links(&self) -> Option<&Links> {
-        self.links.as_ref()
+        self.data.links.as_ref()
     }
 
     /// The suite as it is measured on a file system, with the jobs of another program; `None` if
     /// the study did not.
     #[must_use]
     pub fn on_file_system(self) -> Option<Suite> {
-        let OnFileSystem { program, adapted, note, job, chart } = self.file_system?;
+        let OnFileSystem { program, adapted, note, job, chart } = self.data.file_system?;
         let jobs = job.into_iter().map(|entry| Job { program: Some(program.clone()), ..entry.into_job() });
-        let charts = [self.charts, chart].concat();
-        Some(Suite { adapted, note, jobs: jobs.collect(), charts, file_system: None, ..self })
+        let chart = [self.data.chart, chart].concat();
+        let data = SuiteData { adapted, note, chart, file_system: None, ..self.data };
+        Some(Suite { jobs: jobs.collect(), data, ..self })
     }
 
     /// The study as reports show it.
@@ -270,25 +287,26 @@ impl Suite {
         let figures = rows.iter().flat_map(|row| self.published_for(&row.protocol, &row.job));
         Study {
             source: self.source(),
-            url: self.url.clone(),
-            charts: self.charts.clone(),
-            setting: self.study.clone(),
-            adapted: self.adapted.clone(),
-            finding: self.finding.clone(),
-            note: self.note.clone(),
+            url: self.data.url.clone(),
+            charts: self.data.chart.clone(),
+            setting: self.data.study.clone(),
+            adapted: self.data.adapted.clone(),
+            finding: self.data.finding.clone(),
+            note: self.data.note.clone(),
             figures: figures.collect(),
         }
     }
 
     /// Title, publisher and date in one line.
     fn source(&self) -> String {
-        let date = self.date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
-        format!("\"{}\", {}{date}", self.title, self.publisher)
+        let SuiteData { title, publisher, date, .. } = &self.data;
+        let date = date.as_ref().map_or_else(String::new, |date| format!(", {date}"));
+        format!("\"{title}\", {publisher}{date}")
     }
 
     fn published_for(&self, protocol: &str, job: &Job) -> Vec<PublishedFigure> {
         let of_row = |figures: &&Figures| figures.protocol == protocol && figures.job == job.name;
-        let published = self.published.iter().filter(of_row).flat_map(|figures| {
+        let published = self.data.published.iter().filter(of_row).flat_map(|figures| {
             figures.by_unit().map(|(unit, value)| PublishedFigure {
                 protocol: protocol.to_owned(),
                 label: figures.label.clone(),
@@ -304,28 +322,11 @@ impl Suite {
     /// # Panics
     /// If the data is invalid, which a test excludes.
     fn load(name: &'static str, text: &str) -> Suite {
-        let file: File = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let jobs = file.job.into_iter().map(Entry::into_job);
-        let jobs: Vec<Job> = jobs.chain(file.sweep.iter().flat_map(Sweep::jobs)).collect();
-        let charts = file.chart.into_iter().map(|chart| chart.with_whole_names(&jobs)).collect();
-        Suite {
-            name,
-            title: file.title,
-            publisher: file.publisher,
-            date: file.date,
-            url: file.url,
-            study: file.study,
-            adapted: file.adapted,
-            finding: file.finding,
-            note: file.note,
-            jobs,
-            protocols: [file.protocols, file.also].concat(),
-            published: file.published,
-            fabrics: file.fabrics,
-            links: file.links,
-            charts,
-            file_system: file.file_system,
-        }
+        let data: SuiteData = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let jobs = data.job.iter().cloned().map(Entry::into_job);
+        let jobs: Vec<Job> = jobs.chain(data.sweep.iter().flat_map(Sweep::jobs)).collect();
+        let chart = data.chart.iter().cloned().map(|chart| chart.with_whole_names(&jobs)).collect();
+        Suite { name, jobs, data: SuiteData { chart, ..data } }
     }
 }
 
@@ -362,36 +363,6 @@ fn jobs_of(cells: &[(Rw, u32, u32)], runtime_ms: u64, ramp_time_ms: u64) -> Vec<
     cells.iter().map(job).collect()
 }
 
-/// A data file.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    title: String,
-    publisher: String,
-    date: Option<String>,
-    url: Option<String>,
-    study: String,
-    adapted: String,
-    finding: String,
-    note: String,
-    protocols: Vec<String>,
-    also: Vec<String>,
-    #[serde(default)]
-    published: Vec<Figures>,
-    /// The fabrics of protocols over RDMA.
-    #[serde(default)]
-    fabrics: Vec<String>,
-    links: Option<Links>,
-    file_system: Option<OnFileSystem>,
-    #[serde(default)]
-    job: Vec<Entry>,
-    /// More jobs, after `job`.
-    #[serde(default)]
-    sweep: Vec<Sweep>,
-    #[serde(default)]
-    chart: Vec<StudyChart>,
-}
-
 /// A job with fio's options.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -411,7 +382,7 @@ impl Entry {
 }
 
 /// Jobs with every combination of these options, named by their shapes.
-#[derive(Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Sweep {
     rw: Vec<String>,
@@ -514,14 +485,14 @@ mod tests {
     }
 
     fn sum(suite: &Suite, pick: impl Fn(&Figures) -> Option<f64>) -> f64 {
-        suite.published.iter().filter_map(pick).sum()
+        suite.data.published.iter().filter_map(pick).sum()
     }
 
     #[test]
     fn every_suite_runs_on_a_small_volume() {
         for suite in all() {
             let rows = suite.rows(250, 50);
-            assert_eq!(rows.len(), suite.jobs.len() * suite.protocols.len());
+            assert_eq!(rows.len(), suite.jobs.len() * suite.protocols().count());
             for row in &rows {
                 assert_eq!((row.job.runtime_ms, row.job.ramp_time_ms), (250, 50));
                 row.job.validate(64 << 20, 512).unwrap();
@@ -536,7 +507,7 @@ mod tests {
     #[test]
     fn every_cell_has_a_value_above_zero() {
         for suite in all() {
-            assert!(suite.published.iter().all(|figures| figures.by_unit().next().is_some()));
+            assert!(suite.data.published.iter().all(|figures| figures.by_unit().next().is_some()));
             assert!(suite.to_study().figures.iter().all(|figure| figure.value > 0.0));
         }
     }
@@ -545,7 +516,7 @@ mod tests {
     fn names_of_protocols_and_jobs_are_known_and_unique() {
         for suite in all() {
             let mut jobs: Vec<&str> = suite.jobs.iter().map(|job| job.name.as_str()).collect();
-            let mut protocols: Vec<&str> = suite.protocols.iter().map(String::as_str).collect();
+            let mut protocols: Vec<&str> = suite.protocols().collect();
             let known = ["iscsi", "iser", "srp", "nbd", "aoe", "nvme-tcp", "nvme-rdma", "local"];
             assert!(protocols.iter().all(|protocol| known.contains(protocol)), "{protocols:?}");
             for names in [&mut jobs, &mut protocols] {
@@ -561,7 +532,7 @@ mod tests {
     fn a_study_has_every_figure_of_its_suite_with_its_job() {
         for suite in all() {
             let (study, rows) = (suite.to_study(), suite.rows(1000, 0));
-            let count = suite.published.iter().map(|figures| figures.by_unit().count()).sum::<usize>();
+            let count = suite.data.published.iter().map(|figures| figures.by_unit().count()).sum::<usize>();
             assert_eq!(study.figures.len(), count);
             for figure in &study.figures {
                 // Independently of the runtime here.
@@ -614,9 +585,9 @@ mod tests {
     #[test]
     fn a_source_has_title_publisher_and_date_if_known() {
         assert_eq!(suite("taocloud-2022").source(), "\"FASS iSCSI vs NVMe/TCP\", TaoCloud, 2022-07-29");
-        assert_eq!(suite("chelsio-iwarp").date, None);
+        assert_eq!(suite("chelsio-iwarp").data.date, None);
         for suite in all() {
-            for text in [&suite.study, &suite.adapted, &suite.finding, &suite.note] {
+            for text in [&suite.data.study, &suite.data.adapted, &suite.data.finding, &suite.data.note] {
                 assert!(text.len() > 20 && !text.contains('\n'), "{}: {text}", suite.name);
             }
         }
@@ -625,8 +596,8 @@ mod tests {
     #[test]
     fn zetas_rates_are_its_iops_times_the_block_size() {
         let suite = suite("zeta-2016");
-        assert_eq!(suite.published.len(), 30);
-        for figures in &suite.published {
+        assert_eq!(suite.data.published.len(), 30);
+        for figures in &suite.data.published {
             let bs = suite.jobs.iter().find(|job| job.name == figures.job).unwrap().bs;
             let (iops, mib_s) = (figures.iops.unwrap(), figures.mib_s.unwrap());
             let from_iops = iops * f64::from(bs) / f64::from(1 << 20);
@@ -639,7 +610,7 @@ mod tests {
         let suite = suite("zeta-2016");
         assert_eq!(sum(&suite, |figures| figures.iops), 4_771_711.0);
         assert!((sum(&suite, |figures| figures.mib_s) - 74_924.7).abs() < 0.01);
-        let is_published = |job: &&Job| suite.published.iter().any(|figures| figures.job == job.name);
+        let is_published = |job: &&Job| suite.data.published.iter().any(|figures| figures.job == job.name);
         assert_eq!(suite.jobs.iter().filter(is_published).count(), 6);
         for job in suite.jobs.iter().filter(is_published) {
             let iops = |protocol, label| figure(&suite, protocol, &job.name, label, Unit::Iops);
@@ -656,8 +627,8 @@ mod tests {
         let suite = suite("aatrokoski-2007");
         let total = |job: &str| sum(&suite, |figures| figures.mb_s.filter(|_| figures.job == job));
         assert_eq!((total("read"), total("write"), total("rewrite")), (3227.0, 2812.0, 1517.0));
-        assert_eq!(suite.published.len(), 69);
-        for figures in &suite.published {
+        assert_eq!(suite.data.published.len(), 69);
+        for figures in &suite.data.published {
             let rate = figures.mb_s.unwrap();
             let link = if figures.label.contains(" 1 Gbit/s") { 125.0 } else { 1250.0 };
             assert!(rate < link, "{figures:?}");
@@ -671,7 +642,7 @@ mod tests {
     #[test]
     fn aatrokoskis_rewrites_are_slower_than_reads_in_every_cell() {
         let suite = suite("aatrokoski-2007");
-        for read in suite.published.iter().filter(|figures| figures.job == "read") {
+        for read in suite.data.published.iter().filter(|figures| figures.job == "read") {
             let rewrite = figure(&suite, &read.protocol, "rewrite", &read.label, Unit::MbPerSecond);
             assert!(rewrite < read.mb_s.unwrap(), "{read:?}: {rewrite}");
         }
@@ -714,7 +685,7 @@ mod tests {
         assert!((sum(&suite, |figures| figures.mean_us) - 572.71).abs() < 0.001);
         // Jobs of 1 MiB stay below 100 Gbit/s, and only figures that the study calls approximate
         // are round.
-        for figures in suite.published.iter().filter(|figures| figures.job.contains("-1m-")) {
+        for figures in suite.data.published.iter().filter(|figures| figures.job.contains("-1m-")) {
             let iops = figures.iops.unwrap();
             assert!(iops * f64::from(1 << 20) < 12.5e9);
             assert_eq!(figures.approximate, iops % 50.0 == 0.0);
@@ -724,7 +695,7 @@ mod tests {
     #[test]
     fn chelsio_has_a_finding_and_no_figures() {
         let suite = suite("chelsio-iwarp");
-        assert!(suite.published.is_empty() && suite.finding.contains("InfiniBand FDR"));
+        assert!(suite.data.published.is_empty() && suite.data.finding.contains("InfiniBand FDR"));
         let blocks = |rw| suite.jobs.iter().filter(move |job| job.rw == rw).map(|job| job.bs >> 10);
         let powers: Vec<u32> = (0..=10).map(|power| 1 << power).collect();
         assert_eq!(blocks(Rw::RandRead).collect::<Vec<_>>(), powers);
@@ -745,7 +716,7 @@ mod tests {
             }
         }
         assert_eq!(depths(Rw::Read, 1), [1, 2, 4, 8, 16, 32]);
-        let best = suite.charts.iter().find(|chart| chart.title == "4 KiB random write, best depth").unwrap();
+        let best = suite.data.chart.iter().find(|chart| chart.title == "4 KiB random write, best depth").unwrap();
         assert_eq!(best.jobs.len(), 27);
         assert!(best.jobs.iter().all(|job| job.starts_with("randwrite-4k-qd")));
     }

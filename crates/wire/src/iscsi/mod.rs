@@ -41,14 +41,15 @@ layout! {
 }
 
 /// Declares PDUs as [`layout!`] does, with the fields that have the same meaning in all: the
-/// opcode, both lengths at `lengths`, and in the PDUs of targets the numbers of commands at
-/// `window`.
+/// opcode; both lengths at `lengths`; the numbers of commands and responses at `request_numbers` in
+/// PDUs of initiators, and at `response_numbers` in those of targets.
 macro_rules! pdus {
     ($($(#[$meta:meta])* pub struct $name:ident {
         $($(#[$doc:meta])* pub $field:ident: $type:ty $(= $zero:literal)?,)*
         lengths,
         $($(#[$doc2:meta])* pub $field2:ident: $type2:ty $(= $zero2:literal)?,)*
-        $(window, $($(#[$doc3:meta])* pub $field3:ident: $type3:ty $(= $zero3:literal)?,)*)?
+        $(request_numbers, $($(#[$doc3:meta])* pub $field3:ident: $type3:ty $(= $zero3:literal)?,)*)?
+        $(response_numbers, $($(#[$doc4:meta])* pub $field4:ident: $type4:ty $(= $zero4:literal)?,)*)?
     })*) => { $crate::layout::layout! {$(
         $(#[$meta])*
         pub struct $name($crate::iscsi::BHS_LEN) {
@@ -61,11 +62,21 @@ macro_rules! pdus {
             pub data_segment_length: $crate::iscsi::U24,
             $($(#[$doc2])* pub $field2: $type2 $(= $zero2)?,)*
             $(
+                /// CmdSN: orders the commands of a session.
+                pub cmd_sn: zerocopy::U32<zerocopy::BigEndian>,
+                /// ExpStatSN: acknowledges responses.
+                pub exp_stat_sn: zerocopy::U32<zerocopy::BigEndian>,
+                $($(#[$doc3])* pub $field3: $type3 $(= $zero3)?,)*
+            )?
+            $(
+                /// StatSN of this response; a ping and an R2T have the next one, and Data-In has
+                /// one only with S.
+                pub stat_sn: zerocopy::U32<zerocopy::BigEndian>,
                 /// ExpCmdSN: the next CmdSN that the target expects.
                 pub exp_cmd_sn: zerocopy::U32<zerocopy::BigEndian>,
                 /// MaxCmdSN: the last CmdSN that the target accepts.
                 pub max_cmd_sn: zerocopy::U32<zerocopy::BigEndian>,
-                $($(#[$doc3])* pub $field3: $type3 $(= $zero3)?,)*
+                $($(#[$doc4])* pub $field4: $type4 $(= $zero4)?,)*
             )?
         }
     )*} };

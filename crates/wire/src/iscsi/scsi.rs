@@ -20,10 +20,7 @@ pdus! {
         pub initiator_task_tag: U32<BE>,
         /// Expected Data Transfer Length, in bytes.
         pub expected_data_transfer_length: U32<BE>,
-        /// CmdSN: orders the commands of a session.
-        pub cmd_sn: U32<BE>,
-        /// ExpStatSN: acknowledges responses.
-        pub exp_stat_sn: U32<BE>,
+        request_numbers,
         /// The first 16 bytes of the CDB.
         pub cdb: [u8; 16],
     }
@@ -45,9 +42,7 @@ pdus! {
         pub initiator_task_tag: U32<BE>,
         /// SNACK Tag of the R-Data SNACK that caused this response, or 0.
         pub snack_tag: U32<BE>,
-        /// StatSN of this response.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         /// ExpDataSN: number of Data-In and R2T PDUs sent for the command.
         pub exp_data_sn: U32<BE>,
         /// Residual count of a bidirectional command's read data, in bytes.
@@ -68,10 +63,7 @@ pdus! {
         pub initiator_task_tag: U32<BE>,
         /// Referenced Task Tag: the task to abort or reassign.
         pub referenced_task_tag: U32<BE>,
-        /// CmdSN: orders the commands of a session.
-        pub cmd_sn: U32<BE>,
-        /// ExpStatSN: acknowledges responses.
-        pub exp_stat_sn: U32<BE>,
+        request_numbers,
         /// RefCmdSN: CmdSN of the task to abort.
         pub ref_cmd_sn: U32<BE>,
         /// ExpDataSN: for TASK REASSIGN, the next expected data PDU.
@@ -93,9 +85,7 @@ pdus! {
         /// Initiator Task Tag of the request.
         pub initiator_task_tag: U32<BE>,
         pub reserved_tag: [u8; 4] = 0,
-        /// StatSN of this response.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         pub reserved_end: [u8; 12] = 0,
     }
 
@@ -136,9 +126,7 @@ pdus! {
         pub initiator_task_tag: U32<BE>,
         /// With A: the tag that the DataACK returns; otherwise [`super::RESERVED_TAG`].
         pub target_transfer_tag: U32<BE>,
-        /// With S: StatSN of the status.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         /// DataSN: counts the Data-In PDUs of a command from 0.
         pub data_sn: U32<BE>,
         /// Buffer Offset in the command's data, in bytes.
@@ -159,9 +147,7 @@ pdus! {
         pub initiator_task_tag: U32<BE>,
         /// Target Transfer Tag that the Data-Out PDUs return; never [`super::RESERVED_TAG`].
         pub target_transfer_tag: U32<BE>,
-        /// The next StatSN; this PDU does not advance it.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         /// R2TSN: counts the R2Ts of a command from 0.
         pub r2t_sn: U32<BE>,
         /// Buffer Offset in the command's data, in bytes.

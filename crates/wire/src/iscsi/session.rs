@@ -24,10 +24,7 @@ pdus! {
         /// CID, chosen by the initiator for each connection.
         pub cid: U16<BE>,
         pub reserved: [u8; 2] = 0,
-        /// CmdSN of the first command.
-        pub cmd_sn: U32<BE>,
-        /// ExpStatSN: acknowledges responses.
-        pub exp_stat_sn: U32<BE>,
+        request_numbers,
         pub reserved_end: [u8; 16] = 0,
     }
 
@@ -47,9 +44,7 @@ pdus! {
         /// Initiator Task Tag of the request.
         pub initiator_task_tag: U32<BE>,
         pub reserved: [u8; 4] = 0,
-        /// StatSN of this response.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         /// [`LoginStatus`]: class and detail.
         pub status: U16<BE>,
         pub reserved_end: [u8; 10] = 0,
@@ -67,10 +62,7 @@ pdus! {
         pub initiator_task_tag: U32<BE>,
         /// Target Transfer Tag of the response, or [`super::RESERVED_TAG`] to start a negotiation.
         pub target_transfer_tag: U32<BE>,
-        /// CmdSN: orders the commands of a session.
-        pub cmd_sn: U32<BE>,
-        /// ExpStatSN: acknowledges responses.
-        pub exp_stat_sn: U32<BE>,
+        request_numbers,
         pub reserved_end: [u8; 16] = 0,
     }
 
@@ -86,9 +78,7 @@ pdus! {
         pub initiator_task_tag: U32<BE>,
         /// Target Transfer Tag for the next request; [`super::RESERVED_TAG`] at the end.
         pub target_transfer_tag: U32<BE>,
-        /// StatSN of this response.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         pub reserved_end: [u8; 12] = 0,
     }
 
@@ -104,10 +94,7 @@ pdus! {
         pub initiator_task_tag: U32<BE>,
         /// Target Transfer Tag of the ping that this answers, or [`super::RESERVED_TAG`].
         pub target_transfer_tag: U32<BE>,
-        /// CmdSN: orders the commands of a session.
-        pub cmd_sn: U32<BE>,
-        /// ExpStatSN: acknowledges responses.
-        pub exp_stat_sn: U32<BE>,
+        request_numbers,
         pub reserved_end: [u8; 16] = 0,
     }
 
@@ -125,9 +112,7 @@ pdus! {
         /// Target Transfer Tag that the reply returns; [`super::RESERVED_TAG`] if no reply is
         /// expected.
         pub target_transfer_tag: U32<BE>,
-        /// StatSN of this response; with a reserved task tag, the next StatSN.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         pub reserved_end: [u8; 12] = 0,
     }
 
@@ -143,10 +128,7 @@ pdus! {
         /// CID of the connection to close.
         pub cid: U16<BE>,
         pub reserved_cid: [u8; 2] = 0,
-        /// CmdSN: orders the commands of a session.
-        pub cmd_sn: U32<BE>,
-        /// ExpStatSN: acknowledges responses.
-        pub exp_stat_sn: U32<BE>,
+        request_numbers,
         pub reserved_end: [u8; 16] = 0,
     }
 
@@ -162,9 +144,7 @@ pdus! {
         /// Initiator Task Tag of the request.
         pub initiator_task_tag: U32<BE>,
         pub reserved_tag: [u8; 4] = 0,
-        /// StatSN of this response.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         pub reserved_middle: [u8; 4] = 0,
         /// Time2Wait: time before a connection may be reinstated, in seconds.
         pub time2wait: U16<BE>,
@@ -184,9 +164,7 @@ pdus! {
         /// [`super::RESERVED_TAG`].
         pub initiator_task_tag: U32<BE>,
         pub reserved_tag: [u8; 4] = 0,
-        /// StatSN of this response.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         /// [`AsyncEvent`].
         pub async_event: u8,
         /// AsyncVCode, for vendor-specific events.
@@ -212,9 +190,7 @@ pdus! {
         /// [`super::RESERVED_TAG`].
         pub initiator_task_tag: U32<BE>,
         pub reserved_tag: [u8; 4] = 0,
-        /// StatSN of this response.
-        pub stat_sn: U32<BE>,
-        window,
+        response_numbers,
         /// DataSN or R2TSN, depending on the reason.
         pub data_sn: U32<BE>,
         pub reserved_end: [u8; 8] = 0,
