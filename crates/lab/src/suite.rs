@@ -716,7 +716,8 @@ mod tests {
             }
         }
         assert_eq!(depths(Rw::Read, 1), [1, 2, 4, 8, 16, 32]);
-        let best = suite.data.chart.iter().find(|chart| chart.title == "4 KiB random write, best depth").unwrap();
+        let best =
+            suite.data.chart.iter().find(|chart| chart.title == "4 KiB random write, best depth").unwrap();
         assert_eq!(best.jobs.len(), 27);
         assert!(best.jobs.iter().all(|job| job.starts_with("randwrite-4k-qd")));
     }

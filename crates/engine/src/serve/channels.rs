@@ -208,7 +208,7 @@ impl OpenChannel {
 
     /// Removes some request that has not begun; returns its tag.
     fn take_any_waiting(&mut self, now: Instant) -> Option<Tag> {
-        self.throttles.cancel_any(&self.meter, now).or_else(|| self.locked.take_any().map(|io| io.tag))
+        self.throttles.cancel_any(&self.meter, now).or_else(|| self.locked.remove(0).map(|io| io.tag))
     }
 }
 

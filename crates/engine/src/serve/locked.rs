@@ -117,11 +117,6 @@ impl LockedIo {
         self.remove(self.waiting.iter().position(|waiting| waiting.io.tag == tag)?)
     }
 
-    /// Removes the oldest request.
-    pub(crate) fn take_any(&mut self) -> Option<Io> {
-        self.remove(0)
-    }
-
     /// Requests a wake-up for the next try, unless one is pending or nothing needs it.
     pub(crate) fn arm(&mut self) {
         let polls = self.waiting.iter().any(|waiting| waiting.turn.is_none() || self.wake.is_none());

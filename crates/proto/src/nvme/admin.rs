@@ -41,7 +41,7 @@ pub(crate) struct AdminQueue {
     /// Keep Alive Timeout of Connect, which is the default of the feature.
     connect_kato_ms: u32,
     behavior: [u8; HOST_BEHAVIOR_LEN],
-    events: Events,
+    pub(crate) events: Events,
     /// Commands that wait for another queue or for storage, by their slots in the command table.
     waiting: Vec<(usize, AdminWait)>,
 }
@@ -156,16 +156,6 @@ impl AdminQueue {
         AdminResult::Done(outcome)
     }
 
-    /// Drops the Asynchronous Event Request in this slot; returns whether there was one.
-    pub(crate) fn drop_event_request(&mut self, slot: usize) -> bool {
-        self.events.abort(slot)
-    }
-
-    /// Drops all event requests because the controller is reset or shut down; returns their slots.
-    pub(crate) fn reset_events(&mut self) -> impl Iterator<Item = usize> + use<> {
-        self.events.reset().into_iter()
-    }
-
     /// Handles an event from another core.
     pub(crate) fn on_event(&mut self, event: &QueueEvent) {
         let is_of_another = match event {
@@ -178,16 +168,6 @@ impl AdminQueue {
         if self.properties.is_ready() && !is_of_another {
             self.events.on_event(event);
         }
-    }
-
-    /// The next event for an outstanding request: the slot of the request, and the result.
-    pub(crate) fn next_event(&mut self) -> Option<(usize, u32)> {
-        self.events.next()
-    }
-
-    /// Whether an event request is outstanding.
-    pub(crate) fn waits_for_events(&self) -> bool {
-        !self.events.waiting.is_empty()
     }
 
     /// Whether a command waits for [`AdminQueue::poll_waiting`].

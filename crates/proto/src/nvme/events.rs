@@ -14,9 +14,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Pending events of a controller, and the requests that wait for them.
 #[derive(Default)]
-pub(super) struct Events {
+pub(crate) struct Events {
     /// Outstanding Asynchronous Event Requests, by their slots in the command table, oldest first.
-    pub(super) waiting: VecDeque<usize>,
+    pub(crate) waiting: VecDeque<usize>,
     /// Value of the feature Asynchronous Event Configuration.
     pub(super) configuration: u32,
     /// Value of the feature Temperature Threshold.
@@ -48,13 +48,13 @@ enum NoticeState {
 
 impl Events {
     /// Removes a request; returns whether it was outstanding.
-    pub(super) fn abort(&mut self, slot: usize) -> bool {
+    pub(crate) fn abort(&mut self, slot: usize) -> bool {
         let place = self.waiting.iter().position(|&waiting| waiting == slot);
         place.and_then(|place| self.waiting.remove(place)).is_some()
     }
 
     /// Resets all event state, for a reset of the controller; returns the outstanding requests.
-    pub(super) fn reset(&mut self) -> VecDeque<usize> {
+    pub(crate) fn reset(&mut self) -> VecDeque<usize> {
         std::mem::take(self).waiting
     }
 
@@ -118,7 +118,7 @@ impl Events {
     }
 
     /// The next event for the oldest request: its slot, and the result.
-    pub(super) fn next(&mut self) -> Option<(usize, u32)> {
+    pub(crate) fn next(&mut self) -> Option<(usize, u32)> {
         if self.waiting.is_empty() {
             return None;
         }

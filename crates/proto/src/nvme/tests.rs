@@ -272,7 +272,7 @@ fn event_requests_wait_for_events_until_they_are_aborted() {
     assert_eq!(done(execute(&mut queue, &abort, 9)).result, 1, "it was not aborted twice");
     // Namespace Attribute Notices.
     queue.on_event(&QueueEvent::NamespaceChanged(1));
-    assert_eq!(queue.next_event(), None, "the host has not asked for them");
+    assert_eq!(queue.events.next(), None, "the host has not asked for them");
     let ask = Sqe {
         opcode: AdminOpcode::SET_FEATURES.0,
         cdw10: 0x0b.into(),
@@ -281,7 +281,7 @@ fn event_requests_wait_for_events_until_they_are_aborted() {
     };
     assert!(done(execute(&mut queue, &ask, 9)).status.is_success());
     queue.on_event(&QueueEvent::NamespaceChanged(1));
-    assert!(queue.next_event().is_some() && queue.waits_for_events());
+    assert!(queue.events.next().is_some() && !queue.events.waiting.is_empty());
 }
 
 fn execute(queue: &mut AdminQueue, sqe: &Sqe, slot: usize) -> AdminResult {

@@ -8,11 +8,11 @@ use zerocopy::{LittleEndian as LE, U16, U32, U64};
 open_enum! {
     /// FCTYPE: the type of a Fabrics command (Base 2.0 figure 375).
     pub enum FabricsType(u8) {
-        /// [`PropertySet`].
+        /// [`PropertyCommand`].
         PROPERTY_SET = 0x00,
         /// [`Connect`].
         CONNECT = 0x01,
-        /// [`PropertyGet`].
+        /// [`PropertyCommand`].
         PROPERTY_GET = 0x04,
         /// Authentication Send.
         AUTHENTICATION_SEND = 0x05,
@@ -72,15 +72,15 @@ layout! {
         pub reserved_768: [u8; 256] = 0,
     }
 
-    /// Property Get (Base 2.0 figure 384).
-    pub struct PropertyGet(SQE_LEN) {
+    /// Property Get and Property Set (Base 2.0 figures 384 and 387).
+    pub struct PropertyCommand(SQE_LEN) {
         /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
         pub opcode: u8,
         /// PSDT.
         pub flags: u8,
         /// Command identifier.
         pub cid: U16<LE>,
-        /// [`FabricsType::PROPERTY_GET`].
+        /// [`FabricsType`].
         pub fctype: u8,
         pub reserved_5: [u8; 35] = 0,
         /// Size of the property in the low three bits: 0 for four bytes, 1 for eight.
@@ -88,26 +88,7 @@ layout! {
         pub reserved_41: [u8; 3] = 0,
         /// Offset of the property: [`crate::nvme::property`].
         pub ofst: U32<LE>,
-        pub reserved_48: [u8; 16] = 0,
-    }
-
-    /// Property Set (Base 2.0 figure 387).
-    pub struct PropertySet(SQE_LEN) {
-        /// [`crate::nvme::opcode::AdminOpcode::FABRICS`].
-        pub opcode: u8,
-        /// PSDT.
-        pub flags: u8,
-        /// Command identifier.
-        pub cid: U16<LE>,
-        /// [`FabricsType::PROPERTY_SET`].
-        pub fctype: u8,
-        pub reserved_5: [u8; 35] = 0,
-        /// Size of the property in the low three bits: 0 for four bytes, 1 for eight.
-        pub attrib: u8,
-        pub reserved_41: [u8; 3] = 0,
-        /// Offset of the property: [`crate::nvme::property`].
-        pub ofst: U32<LE>,
-        /// Value; a four-byte property uses the low four bytes.
+        /// The value to set: of four bytes, the low ones. Reserved in Property Get.
         pub value: U64<LE>,
         pub reserved_56: [u8; 8] = 0,
     }
@@ -245,14 +226,14 @@ mod tests {
         bytes[..5].copy_from_slice(&[0x7f, 0x40, 0x01, 0x00, 0x04]);
         bytes[39] = 0x5a;
         bytes[40] = ATTRIB_8_BYTES;
-        let get = PropertyGet::read_from_bytes(&bytes).unwrap();
+        let get = PropertyCommand::read_from_bytes(&bytes).unwrap();
         assert_eq!(FabricsType(get.fctype), FabricsType::PROPERTY_GET);
         assert_eq!((get.attrib & 7, get.ofst.get()), (ATTRIB_8_BYTES, crate::nvme::property::CAP));
 
         let mut bytes = [0; SQE_LEN];
         bytes[..5].copy_from_slice(&[0x7f, 0x40, 0x01, 0x00, 0x00]);
         bytes[40..52].copy_from_slice(&[0, 0, 0, 0, 0x14, 0, 0, 0, 0x60, 0, 0x46, 0]);
-        let set = PropertySet::read_from_bytes(&bytes).unwrap();
+        let set = PropertyCommand::read_from_bytes(&bytes).unwrap();
         assert_eq!(FabricsType(set.fctype), FabricsType::PROPERTY_SET);
         assert_eq!((set.ofst.get(), set.value.get()), (crate::nvme::property::CC, 0x46_0060));
     }

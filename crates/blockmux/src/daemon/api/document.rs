@@ -101,13 +101,14 @@ fn texts_of(path: &str) -> impl Iterator<Item = RefOr<Parameter>> {
 
 /// The parameters of paths that are texts, each with the beginning of the paths and its
 /// description.
-const TEXTS: [(&str, &str, &str); 9] = [
+const TEXTS: [(&str, &str, &str); 10] = [
     ("/v1/sessions/", "{session}", "Address of the session, or name of the initiator"),
     ("/v1/secrets/", "{name}", "Name of the secret"),
     ("/v1/volumes/", "{name}", "Name of the volume"),
     ("/v1/volumes/", "{snapshot}", "Name of the snapshot"),
     ("/v1/attachments/", "{volume}", "Name of the volume"),
     ("/v1/targets/", "{target}", "Subsystem NQN, iSCSI name or SRP port"),
+    ("/v1/objects/", "{kind}", "Key of a list in the config file, such as `volume`"),
     ("/v1/objects/", "{name}", "Name of the object"),
     ("/v1/objects/", "{part}", "Key of a list within the object"),
     ("/v1/objects/", "{entry}", "Name of the object in that list"),

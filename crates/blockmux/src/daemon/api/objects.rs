@@ -104,7 +104,6 @@ async fn list_kinds(State(shared): State<ApiState>, at: At) -> Response {
     get,
     path = "/v1/objects/{kind}",
     params(
-        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
         ("filter" = Option<String>, Query, description = "Only those whose names contain this"),
         ("after" = Option<String>, Query, description = "Only those behind this name"),
         ("limit" = Option<usize>, Query, description = "At most so many; a list has at most 1000")
@@ -124,7 +123,6 @@ async fn list_objects(State(shared): State<ApiState>, At { path, query, .. }: At
 #[utoipa::path(
     get,
     path = "/v1/objects/{kind}/{name}",
-    params(("kind" = String, Path, description = "Key of a list in the config file", example = "volume")),
     responses(
         (status = 200, body = Object, headers(("ETag" = String, description = "Changes with the object")))
     )
@@ -151,7 +149,6 @@ async fn show_object(State(shared): State<ApiState>, At { path, .. }: At) -> Res
     put,
     path = "/v1/objects/{kind}/{name}",
     params(
-        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
         ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
         ("If-Match" = Option<String>, Header, description = "The ETag that the object must have"),
         ("If-None-Match" = Option<String>, Header, description = "`*`: the object must be new")
@@ -175,7 +172,6 @@ async fn put_object(asked: Asked, at: At, Body(object): Body<Map<String, Value>>
     patch,
     path = "/v1/objects/{kind}/{name}",
     params(
-        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
         ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
         ("If-Match" = Option<String>, Header, description = "The ETag that the object must have")
     ),
@@ -197,7 +193,6 @@ async fn set_object(asked: Asked, at: At, Body(patch): Body<Map<String, Value>>)
     delete,
     path = "/v1/objects/{kind}/{name}",
     params(
-        ("kind" = String, Path, description = "Key of a list in the config file", example = "volume"),
         ("force" = Option<bool>, Query, description = "Also if sessions use it; their I/O fails"),
         ("dry_run" = Option<bool>, Query, description = "Only compute the changes"),
         ("If-Match" = Option<String>, Header, description = "The ETag that the object must have")

@@ -5,6 +5,7 @@ use super::permission::ApiClient;
 use super::reply::{json, refusal};
 use crate::api::request::{Answer, Request};
 use crate::api::{ApiError, ErrorCode};
+use crate::daemon::role::Role;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
@@ -41,7 +42,7 @@ impl ApiState {
 /// its result.
 pub(super) struct Asked {
     shared: ApiState,
-    pub(super) client: ApiClient,
+    client: ApiClient,
     wait: Option<Duration>,
 }
 
@@ -73,6 +74,16 @@ impl Asked {
             Err(error) => refusal(ApiError::failed(format!(
                 "the request failed: {error}; the daemon's log has the reason"
             ))),
+        }
+    }
+
+    /// Executes a request of a route for operators, and requires an administrator if it can lose
+    /// data or shut somebody out: a route has one role.
+    pub(super) async fn run_guarded(self, is_dangerous: bool, request: Request) -> Response {
+        let required = if is_dangerous { Role::Administer } else { Role::Operate };
+        match self.client.require(required, &request.to_string()) {
+            Ok(()) => self.run(request, StatusCode::OK).await,
+            Err(error) => refusal(error),
         }
     }
 }

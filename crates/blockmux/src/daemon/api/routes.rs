@@ -1,7 +1,7 @@
 //! The routes of the API. Each is one command of `blockmux ctl` or part of its output.
 
 use super::permission::check_role;
-use super::reply::{Body, Param, json, refusal};
+use super::reply::{Body, Param, json};
 use super::requests::Asked;
 use super::{ApiState, config, document, health, metrics, objects, page, snapshots, takeover};
 use crate::api::action::ActionStatus;
@@ -13,7 +13,6 @@ use crate::api::history::History;
 use crate::api::request::{Answer, Request};
 use crate::api::status::{AttachmentStatus, SessionStatus, Status, VolumeStatus};
 use crate::api::{ApiError, ErrorBody, ErrorCode};
-use crate::daemon::role::Role;
 use crate::daemon::takeover::PATH as TAKEOVER;
 use crate::protocol::frontend::Change;
 use axum::Router;
@@ -243,13 +242,7 @@ async fn resize(
     Param(name): Param<String>,
     Body(ResizeVolume { size, shrink }): Body<ResizeVolume>,
 ) -> Response {
-    let request = Request::Resize { name, size, shrink };
-    // A route has one role, and this one does not lose data without `shrink`.
-    let required = if shrink { Role::Administer } else { Role::Operate };
-    match asked.client.require(required, &request.to_string()) {
-        Ok(()) => asked.run(request, StatusCode::OK).await,
-        Err(error) => refusal(error),
-    }
+    asked.run_guarded(shrink, Request::Resize { name, size, shrink }).await
 }
 
 /// Make a volume active
@@ -272,13 +265,7 @@ async fn activate(
     Param(volume): Param<String>,
     Body(ActivateVolume { take }): Body<ActivateVolume>,
 ) -> Response {
-    let request = Request::Activate { volume, take };
-    // A route has one role, and this one shuts nobody out without `take`.
-    let required = if take { Role::Administer } else { Role::Operate };
-    match asked.client.require(required, &request.to_string()) {
-        Ok(()) => asked.run(request, StatusCode::OK).await,
-        Err(error) => refusal(error),
-    }
+    asked.run_guarded(take, Request::Activate { volume, take }).await
 }
 
 /// Make a volume standby

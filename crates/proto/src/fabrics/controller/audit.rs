@@ -9,7 +9,7 @@ use crate::nvme::NvmeOutcome;
 use blockmux_volume::SgList;
 use blockmux_wire::nvme::opcode::NvmOpcode;
 use blockmux_wire::nvme::status::{ConnectStatus, NvmeStatus};
-use blockmux_wire::nvmeof::fabrics::{CONNECT_DATA_LEN, ConnectData, PropertySet};
+use blockmux_wire::nvmeof::fabrics::{CONNECT_DATA_LEN, ConnectData, PropertyCommand};
 use zerocopy::{FromZeros, IntoBytes};
 
 impl<T: FabricsTransport> ControllerQueue<T> {
@@ -73,7 +73,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     }
 
     /// Records a shutdown that the host requested by Property Set.
-    pub(super) fn audit_property(&mut self, set: &PropertySet) {
+    pub(super) fn audit_property(&mut self, set: &PropertyCommand) {
         if set.ofst.get() == CC && set.value.get() & CC_SHN != 0 {
             self.audit.push(AuditEvent::Logout { reason: "the host shut its controller down" });
         }

@@ -16,8 +16,7 @@ use blockmux_wire::nvme::Sqe;
 use blockmux_wire::nvme::status::NvmeStatus;
 use blockmux_wire::nvmeof::auth::{SECURITY_PROTOCOL_NVME, message_len, security_protocol};
 use blockmux_wire::nvmeof::fabrics::{
-    ATTRIB_8_BYTES, AUTHREQ_ATR, CONNECT_DATA_LEN, Connect, FabricsType, PropertyGet, PropertySet,
-    fabrics_type,
+    ATTRIB_8_BYTES, AUTHREQ_ATR, CONNECT_DATA_LEN, Connect, FabricsType, PropertyCommand, fabrics_type,
 };
 use zerocopy::transmute_ref;
 
@@ -82,19 +81,19 @@ impl<T: FabricsTransport> ControllerQueue<T> {
             }
             (_, Some(_)) if !is_authenticated => NvmeOutcome::failure(NvmeStatus::AUTHENTICATION_REQUIRED),
             (FabricsType::PROPERTY_GET, Some(ConnectedQueue::Admin(admin))) => {
-                let get: &PropertyGet = transmute_ref!(sqe);
+                let get: &PropertyCommand = transmute_ref!(sqe);
                 let is_long = get.attrib & 7 == ATTRIB_8_BYTES;
                 let value = admin.properties.get(&admin.guard, get.ofst.get(), is_long);
                 value.map_or_else(NvmeOutcome::failure, NvmeOutcome::success)
             }
             (FabricsType::PROPERTY_SET, Some(ConnectedQueue::Admin(admin))) => {
-                let set: &PropertySet = transmute_ref!(sqe);
+                let set: &PropertyCommand = transmute_ref!(sqe);
                 let is_long = set.attrib & 7 == ATTRIB_8_BYTES;
                 let done = admin.properties.set(&admin.guard, set.ofst.get(), is_long, set.value.get());
                 if !admin.properties.is_ready() {
                     // A reset or shutdown ends Asynchronous Event Requests without completing them
                     // (Base 2.0 §5.2).
-                    for event in admin.reset_events() {
+                    for event in admin.events.reset() {
                         self.commands.remove(event);
                     }
                 }

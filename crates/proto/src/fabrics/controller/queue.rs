@@ -313,7 +313,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     fn is_taken(&mut self, cid: u16) -> bool {
         let Some(slot) = self.commands.find(cid) else { return false };
         let Some(ConnectedQueue::Admin(admin)) = &mut self.queue else { return true };
-        let is_waiting = admin.drop_event_request(slot);
+        let is_waiting = admin.events.abort(slot);
         if is_waiting {
             self.commands.remove(slot);
         }
@@ -685,7 +685,7 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Completes Asynchronous Event Requests as long as there are events.
     pub(super) fn send_events(&mut self) {
         while let Some(ConnectedQueue::Admin(admin)) = &mut self.queue
-            && let Some((slot, result)) = admin.next_event()
+            && let Some((slot, result)) = admin.events.next()
         {
             self.finish(slot, NvmeOutcome::success(result.into()));
         }
@@ -694,7 +694,8 @@ impl<T: FabricsTransport> ControllerQueue<T> {
     /// Whether the queue has to poll for events because it has no notifier.
     fn polls_events(&self) -> bool {
         let is_notified = self.events.as_ref().is_none_or(|events| events.notifies());
-        !is_notified && matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if admin.waits_for_events())
+        !is_notified
+            && matches!(&self.queue, Some(ConnectedQueue::Admin(admin)) if !admin.events.waiting.is_empty())
     }
 
     /// Whether something waits that no event is certain to wake. Commands that wait for room while

@@ -74,13 +74,13 @@ pub(crate) fn connect(nqn: &str, qid: u16, cntlid: u16, cattr: u8) -> (Sqe, Conn
 
 /// Property Set of CC.
 pub(crate) fn set_cc(value: u64) -> Sqe {
-    let set = PropertySet {
+    let set = PropertyCommand {
         opcode: AdminOpcode::FABRICS.0,
         flags: 0x40,
         fctype: FabricsType::PROPERTY_SET.0,
         ofst: property::CC.into(),
         value: value.into(),
-        ..PropertySet::new_zeroed()
+        ..PropertyCommand::new_zeroed()
     };
     Sqe::read_from_bytes(set.as_bytes()).unwrap()
 }

@@ -7,9 +7,7 @@ use blockmux_wire::nvme::log::LogPage;
 use blockmux_wire::nvme::nvm::DsmRange;
 use blockmux_wire::nvme::opcode::{AdminOpcode, NvmOpcode};
 use blockmux_wire::nvmeof::auth::SECURITY_PROTOCOL_NVME;
-use blockmux_wire::nvmeof::fabrics::{
-    ATTRIB_8_BYTES, Connect, ConnectData, FabricsType, PropertyGet, PropertySet,
-};
+use blockmux_wire::nvmeof::fabrics::{ATTRIB_8_BYTES, Connect, ConnectData, FabricsType, PropertyCommand};
 use zerocopy::{FromZeros, transmute};
 
 /// A host identifier, usually a UUID.
@@ -76,24 +74,24 @@ pub(super) fn connect_data(names: &Names, cntlid: u16) -> ConnectData {
 
 /// Property Get of a property of 8 bytes if `is_long`, else of 4.
 pub(super) fn property_get(offset: u32, is_long: bool) -> Sqe {
-    let get = PropertyGet {
+    let get = PropertyCommand {
         opcode: AdminOpcode::FABRICS.0,
         fctype: FabricsType::PROPERTY_GET.0,
         attrib: if is_long { ATTRIB_8_BYTES } else { 0 },
         ofst: offset.into(),
-        ..PropertyGet::new_zeroed()
+        ..PropertyCommand::new_zeroed()
     };
     transmute!(get)
 }
 
 /// Property Set of a property of four bytes.
 pub(super) fn property_set(offset: u32, value: u32) -> Sqe {
-    let set = PropertySet {
+    let set = PropertyCommand {
         opcode: AdminOpcode::FABRICS.0,
         fctype: FabricsType::PROPERTY_SET.0,
         ofst: offset.into(),
         value: u64::from(value).into(),
-        ..PropertySet::new_zeroed()
+        ..PropertyCommand::new_zeroed()
     };
     transmute!(set)
 }

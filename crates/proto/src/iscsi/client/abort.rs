@@ -166,11 +166,6 @@ impl FullFeatureSession {
         }
     }
 
-    /// Drops the functions of a connection that has ended.
-    pub(super) fn forget_aborts(&mut self, connection: &InitiatorConnection) {
-        self.aborts.forget(connection.cid.into());
-    }
-
     /// Ends an aborted command: returns its I/O, over RDMA after its memory was invalidated.
     fn end_aborted(&mut self, connection: &mut InitiatorConnection, key: SlotKey) {
         if self.queue.transport(key).is_some()

@@ -246,7 +246,7 @@ impl FullFeatureSession {
         if !self.may_send() {
             return false;
         }
-        self.forget_aborts(connection);
+        self.aborts.forget(connection.cid.into());
         if connection.is_connected() {
             // While the session stops, no connection is replaced: another session replays the I/O.
             let has_use = self.may_add_connections() && (others_are_open || !self.queue.is_empty());

@@ -527,7 +527,7 @@ impl ScsiTransport for ConnectionTurn<'_> {
             lun: entry.lun.0.to_be_bytes(),
             data_in: entry.progress.data_in,
             data_out: entry.progress.data_out,
-            r2ts: entry.progress.transfer.r2t_count(),
+            r2ts: entry.progress.transfer.r2t_sent,
         };
         if let Some(change) = entry.task.as_ref().and_then(Task::reservation_change) {
             let is_done = response.status == ScsiStatus::GOOD;

@@ -33,7 +33,7 @@ pub(super) struct DataOutTransfer {
     /// Maximum length of a sequence, in bytes.
     max_burst: u32,
     /// Number of R2Ts sent, and of R2Ts whose data has arrived.
-    r2t_sent: u32,
+    pub(super) r2t_sent: u32,
     r2t_done: u32,
     data_sn: u32,
     /// Memory of the round, from `begin` on.
@@ -153,11 +153,6 @@ impl DataOutTransfer {
     /// Whether an R2T is outstanding.
     pub(super) fn has_outstanding_r2t(&self) -> bool {
         self.r2t_sent != self.r2t_done
-    }
-
-    /// Number of R2Ts sent.
-    pub(super) fn r2t_count(&self) -> u32 {
-        self.r2t_sent
     }
 
     /// Checks the header of a Data-Out PDU.

@@ -192,12 +192,12 @@ impl FabricsTestHost {
     }
 
     fn csts(&mut self) -> u64 {
-        let get = PropertyGet {
+        let get = PropertyCommand {
             opcode: AdminOpcode::FABRICS.0,
             flags: 0x40,
             fctype: FabricsType::PROPERTY_GET.0,
             ofst: property::CSTS.into(),
-            ..PropertyGet::new_zeroed()
+            ..PropertyCommand::new_zeroed()
         };
         self.run(Sqe::read_from_bytes(get.as_bytes()).unwrap(), &[]).1.result.get()
     }
