@@ -219,7 +219,7 @@ impl fmt::Display for Unit {
 
 /// An unknown suite was requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown suite `{name}`; known are {}", DATA.map(|(name, _)| name).join(" "))]
+#[error("unknown suite `{name}`; known are {}", DATA.map(|(name, _)| name).join(", "))]
 pub struct UnknownSuite {
     /// The name as given.
     pub name: String,
@@ -578,7 +578,7 @@ mod tests {
         let error = Suite::by_name("zeta").unwrap_err().to_string();
         assert_eq!(
             error,
-            "unknown suite `zeta`; known are aatrokoski-2007 chelsio-iwarp zeta-2016 taocloud-2022"
+            "unknown suite `zeta`; known are aatrokoski-2007, chelsio-iwarp, zeta-2016, taocloud-2022"
         );
     }
 

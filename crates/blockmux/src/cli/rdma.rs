@@ -37,6 +37,20 @@ struct Found {
     states: Vec<FabricState>,
 }
 
+impl Found {
+    /// All obstacles, each once: the first of a device may be the reason of its fabric.
+    fn obstacles(&self) -> Vec<String> {
+        let of_fabrics = self.states.iter().filter_map(|state| state.reason.clone());
+        let mut all = Vec::new();
+        for obstacle in of_fabrics.chain(self.survey.all_obstacles().map(ToString::to_string)) {
+            if !all.contains(&obstacle) {
+                all.push(obstacle);
+            }
+        }
+        all
+    }
+}
+
 fn as_text(found: &Found) -> String {
     let survey = &found.survey;
     let mut lines = vec!["Fabrics".to_owned()];
@@ -51,14 +65,7 @@ fn as_text(found: &Found) -> String {
     for device in &survey.devices {
         lines.extend(device_lines(device));
     }
-    let of_fabrics = found.states.iter().filter_map(|state| state.reason.clone());
-    // The first obstacle of a device may be the reason of its fabric.
-    let mut all = Vec::new();
-    for obstacle in of_fabrics.chain(survey.all_obstacles().map(ToString::to_string)) {
-        if !all.contains(&obstacle) {
-            all.push(obstacle);
-        }
-    }
+    let all = found.obstacles();
     if !all.is_empty() {
         lines.push("Obstacles".to_owned());
         lines.extend(all.iter().flat_map(|obstacle| wrapped("  - ", obstacle)));
@@ -160,7 +167,7 @@ fn as_json(found: &Found) -> Value {
         "fabrics": fabrics.collect::<Value>(),
         "rdma_core": survey.has_library,
         "devices": devices.collect::<Value>(),
-        "obstacles": texts(&survey.obstacles),
+        "obstacles": found.obstacles(),
     })
 }
 
@@ -380,11 +387,12 @@ Obstacles
         taken.states[1] = FabricState { name: "port in use", reason: Some(reason.clone()) };
         let [iwarp, (state, is_available, why), verbs] = &states(&taken)[..] else { panic!() };
         assert_eq!([iwarp, verbs], [&works; 2]);
-        assert_eq!((state.as_str(), is_available, why), ("port in use", &false, &Some(reason)));
+        assert_eq!((state.as_str(), is_available, why), ("port in use", &false, &Some(reason.clone())));
         assert!(as_text(&taken).contains("\n  roce       port in use: RoCEv2 in software"));
         assert!(
             as_text(&taken).contains("\nObstacles\n  - Linux's rdma_rxe has UDP port 4791 of all addresses;")
         );
+        assert_eq!(as_json(&taken)["obstacles"], json!([reason]));
         taken.states[1].name = FabricState::WORKS.name;
         let (state, is_available, reason) = &states(&taken)[1];
         assert_eq!((state.as_str(), is_available, reason.is_some()), ("works", &true, true));

@@ -198,6 +198,7 @@ impl Announcement {
                 let from = if *is_for_others { FROM_OTHERS } else { "" };
                 lines.push(format!("  {}{from}", printable(&shell_word(&info.url))));
                 lines.extend(info.commands.iter().map(|command| format!("    {}", printable(command))));
+                lines.extend(info.note.iter().map(|note| format!("    {}", printable(note))));
                 let ipxe = info.ipxe.iter().filter(|_| detail == AnnouncementDetail::Full);
                 lines.extend(ipxe.map(|commands| format!("    iPXE> {}", printable(commands))));
             }
@@ -316,6 +317,7 @@ fn add_new(connect: &mut Vec<AnnouncedUrl>, mut url: AnnouncedUrl) {
     let same_fabric = || connect.iter().filter(|known| known.rdma_query == rdma_query);
     let is_known = |command: &String| same_fabric().any(|known| known.info.commands.contains(command));
     url.info.commands.retain(|command| !is_known(command));
+    url.info.note.take_if(|note| connect.iter().any(|known| known.info.note.as_ref() == Some(note)));
     if connect.iter().all(|known| known.info.url != url.info.url) {
         connect.push(url);
     }
@@ -511,14 +513,16 @@ b  1 GiB
         let mut connect = Vec::new();
         for (url, rdma_query) in [("a/0", "?rdma=iwarp"), ("a/1", "?rdma=iwarp"), ("b/0", "?rdma=roce")] {
             let (url, commands) = (url.to_owned(), vec!["log in to a".to_owned()]);
-            let info = ConnectInfo { url, commands, ..ConnectInfo::default() };
+            let note = Some("# or otherwise".to_owned());
+            let info = ConnectInfo { url, commands, note, ..ConnectInfo::default() };
             add_new(&mut connect, AnnouncedUrl { protocol: "iser", info, rdma_query, is_for_others: false });
         }
         let export = Announced { name: "a".to_owned(), size: 1 << 20, disk: None, connect };
         assert_eq!(export.commands(), ["log in to a"]);
         let announcement = Announcement { exports: vec![export], moved: Vec::new(), api: None };
         let text = announcement.text(AnnouncementDetail::Full);
-        let expected = "a  1 MiB\n  a/0\n    log in to a\n  a/1\n  b/0\n    log in to a\nready";
+        let expected =
+            "a  1 MiB\n  a/0\n    log in to a\n    # or otherwise\n  a/1\n  b/0\n    log in to a\nready";
         assert_eq!(text, expected);
     }
 

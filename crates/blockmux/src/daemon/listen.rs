@@ -3,6 +3,7 @@
 
 use super::setup::Setup;
 use crate::failure::Failure;
+use crate::output::shell_word;
 use crate::process::retry::retry_while_held;
 use crate::process::signals;
 use crate::protocol::address::ListenerAddress;
@@ -105,7 +106,7 @@ pub(super) fn bind(
             |error| error.kind() == io::ErrorKind::AddrInUse,
         ),
     };
-    let socket = bound.map_err(|error| cannot_listen(listener.protocol, address, &error))?;
+    let socket = bound.map_err(|error| cannot_listen(&listener, address, &error))?;
     // With port 0 the system has chosen one.
     let place = ListenerAddress::Socket(socket.address().clone());
     let listener = PolicyListener { place, ..listener };
@@ -173,7 +174,7 @@ fn is_socket(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket())
 }
 
-fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> Failure {
+fn cannot_listen(listener: &PolicyListener, address: &Address, error: &io::Error) -> Failure {
     let advice = match (error.kind(), address) {
         // Our own message says what to do.
         _ if error.get_ref().is_some() => &error.to_string(),
@@ -189,12 +190,10 @@ fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> F
         (io::ErrorKind::AddrInUse, Address::Unix(path)) if !is_socket(path) => {
             "a file that is not a socket has this path; name another path"
         }
-        (io::ErrorKind::AddrInUse, Address::Tcp(_)) => {
-            let option = protocol.name;
-            &format!(
-                "another program listens there; stop it, or use another port, such as --{option} 127.0.0.1:0"
-            )
-        }
+        (io::ErrorKind::AddrInUse, Address::Tcp(tcp)) => &format!(
+            "another program listens there; stop it, or use another port, such as {}",
+            at_any_port(listener, *tcp)
+        ),
         (io::ErrorKind::AddrInUse, Address::Unix(_)) => {
             "another program listens there; stop it, or name another path"
         }
@@ -212,6 +211,18 @@ fn cannot_listen(protocol: &Protocol, address: &Address, error: &io::Error) -> F
         _ => return Failure::request(format!("cannot listen on {address}: {error}; name another address")),
     };
     Failure::request(format!("cannot listen on {address}: {advice}"))
+}
+
+/// The option for a listener at a port that the system chooses.
+fn at_any_port(listener: &PolicyListener, address: SocketAddr) -> String {
+    let PolicyListener { protocol, volumes, networks, fabric, advertised, .. } = listener;
+    let mut address = address;
+    address.set_port(0);
+    let query = fabric.map(|fabric| fabric.query).unwrap_or_default();
+    let place = format!("{}{query}", zone::address_text(&address));
+    let has_others = volumes.is_some() || !networks.is_everyone() || advertised.is_some();
+    let others = if has_others { " with its other parameters" } else { "" };
+    format!("--{} {}{others}", protocol.name, shell_word(&place))
 }
 
 /// Timeout of the connection attempt of [`is_answered`].

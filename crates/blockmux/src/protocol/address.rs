@@ -10,7 +10,7 @@
 
 use crate::failure::Failure;
 use crate::protocol::Carrier;
-use crate::protocol::fabric::RdmaFabric;
+use crate::protocol::fabric::{OF_TCP_PORTS, RdmaFabric};
 use blockmux_engine::net::socket::Address;
 use blockmux_engine::net::zone;
 use blockmux_proto::names::networks::{AllowedNetworks, Network, NetworkError};
@@ -318,9 +318,17 @@ fn read_parameters(text: &str, parameters: &str) -> Result<ListenerParameters, S
             networks.replace(AllowedNetworks::only(&list)).is_some()
         } else if let Some(fabric) = parameter.strip_prefix(RDMA) {
             let known = RdmaFabric::of_listeners().find(|known| known.name == fabric);
-            let known = known.ok_or_else(|| {
-                let known = RdmaFabric::parameters_of_listeners(" or ");
-                format!("`{text}`: `{fabric}` is not a fabric of listeners; write {known}, or nothing")
+            let known = known.ok_or_else(|| match fabric == OF_TCP_PORTS.name {
+                true => {
+                    let title = OF_TCP_PORTS.title;
+                    format!(
+                        "`{text}`: every listener of a protocol over RDMA accepts {title}; remove {parameter}"
+                    )
+                }
+                false => {
+                    let known = RdmaFabric::parameters_of_listeners(" or ");
+                    format!("`{text}`: `{fabric}` is not a fabric of listeners; write {known}, or nothing")
+                }
             });
             rdma.replace(known?).is_some()
         } else if let Some(address) = parameter.strip_prefix(ADVERTISE) {

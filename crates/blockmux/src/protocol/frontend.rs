@@ -375,6 +375,8 @@ pub(crate) struct ConnectInfo {
     pub(crate) url: String,
     /// Shell commands that connect standard clients.
     pub(crate) commands: Vec<String>,
+    /// A comment on them, for people.
+    pub(crate) note: Option<String>,
     /// Environment variables for the command of `--run` in addition to URLs, for compatibility with
     /// other servers.
     pub(crate) variables: Vec<(&'static str, String)>,

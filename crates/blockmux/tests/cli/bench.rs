@@ -408,7 +408,10 @@ fn an_error_in_an_option_names_the_option() {
         ("mem:64m --suite zeta-2016 --verify crc32c", "--verify is set by the suite"),
         ("--full --bs 4k", "--full has its own jobs, and so has --bs; remove one of the two"),
         ("--full --suite zeta-2016", "--full has its own jobs, and so has the suite; remove one"),
-        ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are "),
+        ("--suite zeta", "--suite zeta: unknown suite `zeta`; known are aatrokoski-2007, "),
+        ("mem:1m --rdma verbs", "--rdma verbs: needs a device; measure it by a URL with ?rdma=verbs"),
+        ("mem:1m --rdma rose", "--rdma rose: not one of iwarp, roce"),
+        ("mem:1m --rdma roce --protocols nbd", "--rdma roce: is for protocols over RDMA that bench serves "),
         ("nbd+unix:///x?socket=/nowhere/s", "nbd+unix:///x?socket=/nowhere/s: "),
         ("jobs.fio", "jobs.fio: neither a volume, such as mem:1g, nor a job file: "),
     ] {
@@ -424,10 +427,14 @@ fn every_suite_runs_with_published_and_measured_values() {
     let figures: [(&str, &[&str]); 3] = [
         (
             "zeta-2016",
-            &["\npublished          373k      1529        iser, InfiniBand\n", "\nsrp ", "\nsrp, RoCEv2 "],
+            &[
+                "\npublished          373k      1529        iser, InfiniBand\n",
+                "\nsrp, iWARP ",
+                "\nsrp, RoCEv2 ",
+            ],
         ),
         ("taocloud-2022", &["\npublished                        127  iscsi, lowest mean latency\n"]),
-        ("chelsio-iwarp", &["\niser ", "\niser, RoCEv2 ", "\nnvme-rdma, RoCEv2 "]),
+        ("chelsio-iwarp", &["\niser, iWARP ", "\niser, RoCEv2 ", "\nnvme-rdma, RoCEv2 "]),
     ];
     for (suite, figures) in figures {
         let bench = Bench::new();

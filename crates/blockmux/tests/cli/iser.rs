@@ -16,6 +16,10 @@ fn every_iscsi_listener_is_also_announced_for_iser() {
     assert_eq!((iscsi.len(), iser.len()), (1, 2));
     let same = iscsi[0].replace("iscsi://", "iser://") + "?rdma=iwarp";
     assert_eq!(iser[0], same);
+    let commands = daemon.json["exports"][0]["commands"].as_array().unwrap();
+    let node = format!("-T iqn.2026-11.blockmux:a -p {} -I iser", iser[0].split('/').nth(2).unwrap());
+    let command = format!("iscsiadm -m node {node} -o new && iscsiadm -m node {node} --login");
+    assert!(commands.contains(&json!(command)), "{commands:?}");
     // The other listener serves both as well, and both have the same target.
     let other = iser[1].replace("iser://", "iscsi://").replace("?rdma=iwarp", "");
     let told = |url: &str| -> Value { serde_json::from_str(&succeeds(&["info", "--json", url])).unwrap() };

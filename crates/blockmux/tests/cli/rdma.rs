@@ -39,6 +39,11 @@ fn rdma_lists_fabrics_devices_and_obstacles_in_80_columns() {
     let devices = found["devices"].as_array().unwrap();
     let listed: Vec<_> = devices.iter().map(|device| device["name"].as_str().unwrap()).collect();
     assert_eq!(listed, kernel_devices());
+    let all: Vec<&str> =
+        found["obstacles"].as_array().unwrap().iter().map(|obstacle| obstacle.as_str().unwrap()).collect();
+    let reasons = fabrics.iter().filter_map(|fabric| fabric["reason"].as_str());
+    assert!(reasons.into_iter().all(|reason| all.contains(&reason)), "{found}");
+    assert_eq!(all.len(), said.lines().filter(|line| line.starts_with("  - ")).count(), "{found}\n{said}");
     // A machine without devices is told why. Messages may be on several lines.
     let obstacles = found["obstacles"].as_array().unwrap().iter();
     let obstacles =
@@ -58,6 +63,8 @@ fn without_a_device_both_sides_say_what_to_do() {
         return println!("skipped: this machine has RDMA devices");
     }
     let listener = ["serve", "mem:1m", "--iscsi", "127.0.0.1:0?rdma=verbs"];
+    let of_listener = text(&blockmux(listener).stderr);
+    let (_, reason) = of_listener.split_once("for RDMA devices: ").unwrap();
     let initiators = [
         "iser://127.0.0.1:1/iqn.2026-11.blockmux:none/0?rdma=verbs&reconnect=0",
         "srp://127.0.0.1:1/0x11111111111111112222222222222222/0?rdma=verbs&reconnect=0",
@@ -70,6 +77,8 @@ fn without_a_device_both_sides_say_what_to_do() {
         assert!(!output.status.success(), "{words:?}: {said}");
         let has_advice = said.contains("; install rdma-core") || said.contains("see `blockmux rdma`");
         assert!(has_advice, "{words:?}: {said}");
+        // The cause is here, so nothing is said of the target.
+        assert!(said.ends_with(reason) && !said.contains("listens there"), "{words:?}: {said}");
     }
 }
 

@@ -19,7 +19,7 @@ use blockmux_wire::roce::opcode::RoceOpcode;
 use blockmux_wire::roce::packet::RocePacket;
 use blockmux_wire::srp::{BUFFER_FORMAT_DIRECT, LoginRequestRdma, SrpOpcode};
 use serde_json::Value;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -323,6 +323,46 @@ fn urls_and_commands_are_printed_once() {
 }
 
 #[test]
+fn the_fabric_of_a_url_is_not_chosen_by_an_option_of_the_bench() {
+    let daemon = Listeners::new("").serve("mem:1m");
+    let (iwarp, _) = urls(&daemon).remove(0);
+    let report = daemon.directory.path().join("report");
+    let output = blockmux(["bench", &iwarp, "--rdma", "roce", "--report", report.to_str().unwrap()]);
+    let expected =
+        "blockmux: --rdma roce: is for volumes that bench serves itself; write ?rdma=roce in the URL\n";
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(2), expected));
+}
+
+#[test]
+fn a_target_that_is_not_reached_by_its_udp_port_may_not_listen_there() {
+    let Listeners { ip, .. } = Listeners::new("");
+    // It has the port, and never answers.
+    let _silent = UdpSocket::bind((ip.as_str(), UDP_PORT)).unwrap();
+    let output = blockmux(["info", &format!("iser://{ip}/iqn.2026-11.blockmux:a/0?rdma=roce&reconnect=0s")]);
+    let said = text(&output.stderr);
+    let expected = "check that an iSER target listens there with ?rdma=roce, and that UDP port 4791 passes; or use \
+                    ?rdma=iwarp\n";
+    assert!(output.status.code() == Some(2) && said.ends_with(expected), "{said}");
+}
+
+#[test]
+fn a_port_that_another_program_has_is_named_with_what_to_do() {
+    let Listeners { ip, .. } = Listeners::new("");
+    let taken = TcpListener::bind((ip.as_str(), 0)).unwrap();
+    let listener = format!("{}?rdma=roce", taken.local_addr().unwrap());
+    let output = blockmux(["serve", "mem:1m", "--iscsi", &listener]);
+    let said = text(&output.stderr);
+    let expected = format!("use another port, such as --iscsi '{ip}:0?rdma=roce'\n");
+    assert!(output.status.code() == Some(2) && said.ends_with(&expected), "{said}");
+    let _taken = UdpSocket::bind((ip.as_str(), UDP_PORT)).unwrap();
+    let output = blockmux(["serve", "mem:1m", "--iscsi", &format!("{ip}:0?rdma=roce")]);
+    let said = text(&output.stderr);
+    let expected = format!("cannot listen on {ip} for RoCEv2: another program has UDP port 4791 of {ip}; ");
+    assert!(output.status.code() == Some(2) && said.contains(&expected), "{said}");
+    assert!(said.ends_with("; listen at another address, or stop it (`ss -lunp` names it)\n"), "{said}");
+}
+
+#[test]
 fn roce_is_refused_where_it_has_no_meaning() {
     let refuses = |words: &[&str], why: &str| {
         let output = blockmux(words);
@@ -333,7 +373,7 @@ fn roce_is_refused_where_it_has_no_meaning() {
     refuses(&["serve", "mem:1m", "--iscsi", "unix:/x?rdma=roce"], "RDMA needs an IP address");
     refuses(
         &["serve", "mem:1m", "--iscsi", "127.0.0.1:0?rdma=iwarp"],
-        "write rdma=roce or rdma=verbs, or nothing",
+        "every listener of a protocol over RDMA accepts iWARP; remove rdma=iwarp",
     );
     refuses(&["info", "iser://h?rdma=roce&crc=on"], "packets of RoCEv2 always have a CRC");
     refuses(&["info", "iser://h?crc=on&rdma=roce"], "write iwarp, because of crc=on");

@@ -89,6 +89,15 @@ fn a_port_of_another_protocol_is_reported_as_one_without_an_srp_target() {
 }
 
 #[test]
+fn the_rule_of_srp_daemon_is_a_note_and_no_command() {
+    let daemon = Daemon::serve(&["mem:1m", "--srp", "127.0.0.1:0", "--srp", "127.0.0.2:0"]);
+    let commands = daemon.json["exports"][0]["commands"].as_array().unwrap();
+    let of_srp: Vec<&str> =
+        commands.iter().filter_map(Value::as_str).filter(|it| it.contains("id_ext=")).collect();
+    assert!(of_srp.len() == 2 && of_srp.iter().all(|it| it.starts_with("echo id_ext=")), "{commands:?}");
+}
+
+#[test]
 fn a_target_port_admits_only_the_listed_guid() {
     let (_directory, daemon) = serve_config();
     let urls = daemon.urls_of("srp");

@@ -57,6 +57,12 @@ impl<R> BlockingConnectError<R> {
         BlockingConnectError::Silent { address: address.clone() }
     }
 
+    /// Whether the cause is on this machine, and the error says what to do.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self, BlockingConnectError::Broken { broken, .. } if broken.is_local())
+    }
+
     /// Whether a later attempt may succeed; `is_retryable` decides for refusals.
     pub(crate) fn is_retryable(&self, is_retryable: impl FnOnce(&R) -> bool) -> bool {
         match self {

@@ -28,6 +28,27 @@ pub enum Broken {
     SessionEnded(&'static str),
 }
 
+impl Broken {
+    /// Whether the cause is on this machine and says what to do: [`LocalObstacle`].
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self, Broken::Socket(error) if error.get_ref().is_some_and(|inner| inner.is::<LocalObstacle>()))
+    }
+}
+
+/// What on this machine keeps a connection from being made, and what to do; inside an
+/// [`io::Error`].
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct LocalObstacle(String);
+
+impl LocalObstacle {
+    /// An error of this kind; `text` names the cause and what to do.
+    pub(crate) fn error(kind: io::ErrorKind, text: impl Into<String>) -> io::Error {
+        io::Error::new(kind, LocalObstacle(text.into()))
+    }
+}
+
 impl From<TlsError> for Broken {
     fn from(error: TlsError) -> Broken {
         match error {

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::protocol::Protocol;
 use crate::protocol::fabric::{FABRICS, FabricPort, FabricPorts, OF_TCP_PORTS, RdmaFabric};
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use std::net::{Ipv4Addr, SocketAddr};
 
 /// A fabric in software.
@@ -30,10 +30,20 @@ impl BenchFabric {
         BenchFabric::all().find(|known| known.0.name == name)
     }
 
-    /// Reads an argument of the command line.
+    /// Reads an argument of the command line. Other fabrics are hidden values, which are refused.
     pub(super) fn parser() -> impl TypedValueParser<Value = BenchFabric> {
-        let names = PossibleValuesParser::new(BenchFabric::all().map(|known| known.0.name));
-        names.try_map(|name| BenchFabric::named(&name).ok_or("not a fabric in software"))
+        let value = |fabric: &RdmaFabric| {
+            PossibleValue::new(fabric.name).hide(BenchFabric::named(fabric.name).is_none())
+        };
+        PossibleValuesParser::new(FABRICS.into_iter().map(value)).try_map(|name| {
+            BenchFabric::named(&name)
+                .ok_or_else(|| format!("needs a device; measure it by a URL with ?rdma={name}"))
+        })
+    }
+
+    /// Its name in options.
+    pub(super) fn name(self) -> &'static str {
+        self.0.name
     }
 
     /// Those of `asked` that a protocol is measured over. One that is not over RDMA is measured
@@ -45,9 +55,9 @@ impl BenchFabric {
         }
     }
 
-    /// What distinguishes its rows from those of the default.
-    pub(super) fn place(self) -> String {
-        if self == BenchFabric::default() { String::new() } else { self.0.title.to_owned() }
+    /// As rows call it.
+    pub(super) fn title(self) -> &'static str {
+        self.0.title
     }
 
     /// The query of URLs of a target.
@@ -78,8 +88,7 @@ impl BenchFabric {
         let Some((ports, loopback)) = ports else { return Ok(None) };
         let address = SocketAddr::from(((loopback.address)(), port));
         (ports.bind)(address).map(Some).map_err(|error| {
-            let (name, ip, advice) = (self.0.name, address.ip(), loopback.advice);
-            Failure::request(format!("--rdma {name}: cannot listen on {ip}: {error}; {advice}"))
+            Failure::request(format!("--rdma {}: {}", self.0.name, (loopback.explain)(&error)))
         })
     }
 }

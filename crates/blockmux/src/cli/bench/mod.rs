@@ -113,7 +113,12 @@ pub(crate) struct BenchArgs {
     poll: Vec<Poll>,
     /// Fabric of protocols over RDMA: iwarp or roce, in software; repeatable [default: iwarp, or
     /// those of the suite]
-    #[arg(long, value_parser = BenchFabric::parser(), hide_possible_values = true)]
+    #[arg(
+        long,
+        value_parser = BenchFabric::parser(),
+        hide_possible_values = true,
+        conflicts_with = "file_system"
+    )]
     rdma: Vec<BenchFabric>,
     /// TCP congestion control, such as cubic [default: the system's]
     #[arg(long, value_name = "NAME")]

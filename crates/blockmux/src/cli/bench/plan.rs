@@ -96,7 +96,6 @@ impl BenchPlan {
         let (names, files): (Vec<&String>, Vec<&String>) =
             args.volumes_and_jobs.iter().partition(|word| !super::is_job_file(word));
         let policies: Vec<PollPolicy> = args.poll.iter().map(|&poll| poll.into()).collect();
-        args.rdma.iter().try_for_each(|fabric| fabric.check())?;
         let mut plan = BenchPlan::new(args);
         let Jobs { jobs, are_default } = jobs(args, &files)?;
         let names_in_files = jobs.iter().filter_map(|(_, target)| target.as_deref());
@@ -134,6 +133,8 @@ impl BenchPlan {
             }
         }
         plan.check(files.is_empty() && args.suite.is_none())?;
+        check_fabrics(&args.rdma, &plan.cases)?;
+        args.rdma.iter().try_for_each(|fabric| fabric.check())?;
         Ok(plan)
     }
 
@@ -258,10 +259,12 @@ impl BenchPlan {
         fabrics: &[BenchFabric],
         policies: &[PollPolicy],
     ) {
-        for fabric in BenchFabric::of(protocol, fabrics) {
+        let fabrics = BenchFabric::of(protocol, fabrics);
+        for &fabric in &fabrics {
             let kind = |&poll| CaseKind::Served(protocol, fabric, volume.volume.clone(), poll);
-            let case =
-                |poll| BenchCase { place: fabric.place(), ..BenchCase::new(kind(poll), job, &volume.shown) };
+            let is_named = fabrics.len() > 1 || fabric != BenchFabric::default();
+            let place = || if is_named { fabric.title().to_owned() } else { String::new() };
+            let case = |poll| BenchCase { place: place(), ..BenchCase::new(kind(poll), job, &volume.shown) };
             self.cases.extend(policies.iter().map(case));
         }
     }
@@ -276,7 +279,8 @@ impl BenchPlan {
         let mut fabrics: Vec<BenchFabric> = named.collect();
         fabrics.retain(|fabric| {
             let checked = fabric.check();
-            self.skipped.extend(checked.as_ref().err().map(|why| (fabric.place(), why.to_string())));
+            self.skipped
+                .extend(checked.as_ref().err().map(|why| (fabric.title().to_owned(), why.to_string())));
             checked.is_ok()
         });
         fabrics
@@ -516,6 +520,34 @@ pub(super) fn check_spared(
         Some((row, volume)) => Err(would_overwrite(&format!("job {}", row.job.name), volume)),
         None => Ok(()),
     }
+}
+
+/// Refuses `--rdma` if it applies to none of the cases.
+///
+/// # Errors
+/// Says where the fabric is chosen.
+fn check_fabrics(asked: &[BenchFabric], cases: &[BenchCase]) -> Result<(), Failure> {
+    let Some(fabric) = asked.first() else { return Ok(()) };
+    let is_over_fabric =
+        |case: &BenchCase| matches!(&case.kind, CaseKind::Served(protocol, ..) if protocol.is_over_rdma);
+    if cases.iter().any(is_over_fabric) {
+        return Ok(());
+    }
+    let is_served = |case: &BenchCase| matches!(&case.kind, CaseKind::Served(..) | CaseKind::Linked(..));
+    let over_rdma =
+        |case: &BenchCase| matches!(&case.kind, CaseKind::Remote(protocol, ..) if protocol.is_over_rdma);
+    let name = fabric.name();
+    Err(Failure::request(if cases.iter().any(over_rdma) && !cases.iter().any(is_served) {
+        format!("--rdma {name}: is for volumes that bench serves itself; write {} in the URL", fabric.query())
+    } else {
+        let all = protocol::PROTOCOLS.iter().filter(|protocol| protocol.is_over_rdma);
+        let all: Vec<_> = all.map(|protocol| protocol.name).collect();
+        format!(
+            "--rdma {name}: is for protocols over RDMA that bench serves itself, and none is measured; remove \
+             it, or measure a volume over {}",
+            all.join(", ")
+        )
+    }))
 }
 
 /// Whether the volume is, or is above, the device of a vhost-user back end.

@@ -145,8 +145,8 @@ impl Frontend for Aoe {
                 "aoe-discover && aoe-stat".to_owned(),
                 format!("blockdev --getsize64 /dev/etherd/{disk}"),
             ],
-            variables: Vec::new(),
             ipxe: Some(format!("sanboot aoe:{disk}")),
+            ..ConnectInfo::default()
         }]
     }
 }

@@ -1,6 +1,6 @@
 //! RDMA devices, by rdma-core.
 
-use super::{FabricPort, FabricPorts, FabricState, RdmaFabric};
+use super::{FabricPort, FabricPorts, FabricState, RdmaFabric, check_of_target};
 use blockmux_engine::fabric::FabricListener;
 use blockmux_engine::fabric::verbs::VerbsListener;
 use blockmux_proto::names::rdma::DEVICE_TARGET_QUERY;
@@ -9,6 +9,7 @@ use blockmux_verbs::survey::Survey;
 pub(super) static DEVICES: RdmaFabric = RdmaFabric {
     name: "verbs",
     title: "RDMA devices",
+    target_check: check_of_target,
     about: "RDMA devices, by rdma-core; they are listed below",
     query: DEVICE_TARGET_QUERY,
     ports: Some(FabricPorts {

@@ -15,12 +15,13 @@
 mod devices;
 mod roce;
 
+use blockmux_engine::carrier::blocking::BlockingConnectError;
 use blockmux_engine::core::reactor::{EngineCore, Inbox};
 use blockmux_engine::fabric::roce::RoceListener;
 use blockmux_engine::fabric::verbs::VerbsListener;
 use blockmux_engine::fabric::{self, FabricListener, RdmaTarget};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd};
-use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
+use blockmux_proto::names::rdma::{Rdma, TCP_TARGET_QUERY};
 use blockmux_verbs::survey::Survey;
 use std::fmt;
 use std::io;
@@ -33,6 +34,8 @@ pub(crate) struct RdmaFabric {
     pub(crate) name: &'static str,
     /// As messages call its connections.
     pub(crate) title: &'static str,
+    /// What to check if a target of a protocol with this title cannot be reached by it.
+    pub(crate) target_check: fn(&str) -> String,
     /// How it transmits, and what it needs.
     pub(crate) about: &'static str,
     /// The query of URLs of a target that is reached by it.
@@ -59,8 +62,8 @@ pub(crate) struct FabricPorts {
 pub(crate) struct FabricLoopback {
     /// The address of this process.
     pub(crate) address: fn() -> Ipv4Addr,
-    /// What to do if a port cannot be opened there.
-    pub(crate) advice: &'static str,
+    /// Says why a port could not be opened there, and what to do.
+    pub(crate) explain: fn(&io::Error) -> String,
 }
 
 /// All fabrics, that of TCP ports first: it is the one of URLs and listeners that name none.
@@ -70,11 +73,32 @@ pub(crate) static FABRICS: [&RdmaFabric; 3] = [&OF_TCP_PORTS, &roce::ROCE, &devi
 pub(crate) static OF_TCP_PORTS: RdmaFabric = RdmaFabric {
     name: "iwarp",
     title: "iWARP",
+    target_check: check_of_target,
     about: "iWARP in software, over TCP; needs no device",
     query: TCP_TARGET_QUERY,
     ports: None,
     state: |_| Ok(FabricState::WORKS),
 };
+
+/// What to check if a target cannot be reached. `what` is the title of its protocol; `rdma` is the
+/// fabric of its URL, if the protocol is one over RDMA. `None` if the cause is on this machine: the
+/// error says what to do.
+pub(crate) fn target_advice<R>(
+    what: &str,
+    rdma: Option<Rdma>,
+    error: &BlockingConnectError<R>,
+) -> Option<String> {
+    let check = match rdma {
+        Some(Rdma::Roce) => roce::ROCE.target_check,
+        Some(Rdma::Verbs) => devices::DEVICES.target_check,
+        Some(Rdma::Iwarp { .. }) | None => OF_TCP_PORTS.target_check,
+    };
+    (!error.is_local()).then(|| check(what))
+}
+
+fn check_of_target(what: &str) -> String {
+    format!("check that an {what} target listens there")
+}
 
 impl RdmaFabric {
     /// Those that listeners name, because they have ports of their own.

@@ -333,14 +333,14 @@ impl MappedUnit<'_> {
         format!("LIBISCSI_CHAP_USERNAME={user} LIBISCSI_CHAP_PASSWORD=\"$(cat {file})\" ")
     }
 
-    /// Commands that log Linux's initiator in. If discovery requires authentication, the node is
-    /// created by hand.
+    /// Commands that log Linux's initiator in. If discovery requires authentication, or is not by
+    /// `interface`, the node is created by hand.
     fn login(&self, own: &Iscsi, portal: &str, interface: &str) -> String {
         let (target, portal) = (shell_word(&self.target), shell_word(portal));
         let node = format!("iscsiadm -m node -T {target} -p {portal}{interface}");
         let found = match own.discovery {
-            None => format!("iscsiadm -m discovery -t st -p {portal}{interface}"),
-            Some(_) => format!("{node} -o new"),
+            None if interface.is_empty() => format!("iscsiadm -m discovery -t st -p {portal}"),
+            _ => format!("{node} -o new"),
         };
         let mut settings = String::new();
         let mut set = |name: &str, value: &str| settings += &format!(" -n {name} -v {value}");

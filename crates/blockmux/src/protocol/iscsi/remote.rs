@@ -3,7 +3,7 @@
 use super::config::{read_others_secret, warn_if_short};
 use crate::failure::Failure;
 use crate::protocol::ResetFunction;
-use crate::protocol::fabric::with_fabric;
+use crate::protocol::fabric::{target_advice, with_fabric};
 use crate::protocol::reach;
 use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
@@ -205,7 +205,10 @@ impl<D: Datamover> IscsiRemote<D> {
         let advice = match error {
             IscsiConnectError::Broken { .. } | IscsiConnectError::Silent { .. } => {
                 let what = if url.rdma.is_some() { "iSER" } else { "iSCSI" };
-                format!("check that an {what} target listens there")
+                match target_advice(what, url.rdma, error) {
+                    Some(advice) => advice,
+                    None => return Failure::request(format!("{url}: {error}")),
+                }
             }
             IscsiConnectError::Refused { refused, .. } => match refused {
                 IscsiRefused::Unit(UnitRefused::DifferentUnit { .. }) => {

@@ -231,7 +231,7 @@ fn connect_info(address: &Address, named: &VolumeNames, tls: Option<UriTls>) -> 
             url: uri.to_string(),
             commands: commands(&uri, named.block_len).into(),
             variables: vec![("nbd", qemu_filename(&uri))],
-            ipxe: None,
+            ..ConnectInfo::default()
         },
         Some(tls) => {
             ConnectInfo { url: uri.to_string(), commands: tls_commands(&uri, tls), ..ConnectInfo::default() }

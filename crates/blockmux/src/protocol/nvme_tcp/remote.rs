@@ -5,7 +5,7 @@ use super::referrals::{self, DiscoveryLog, address_of};
 use crate::failure::Failure;
 use crate::output::both_sizes;
 use crate::process::machine::machine_id;
-use crate::protocol::fabric::with_fabric;
+use crate::protocol::fabric::{target_advice, with_fabric};
 use crate::protocol::reach;
 use crate::protocol::{Description, DiscoveredExport, Discovery, NOT_QUERIED, Remote};
 use blockmux_engine::carrier::connection::Broken;
@@ -214,7 +214,10 @@ impl<C: NvmeCarrier> NvmeRemote<C> {
                 // A target that speaks only TLS closes the connection at the first bytes.
                 let may_want_tls = url.rdma.is_none() && url.tls_key_file.is_none() && !is_closed_port(error);
                 let tls = if may_want_tls { "; if it requires TLS, give ?tls_key_file=PATH" } else { "" };
-                format!("check that an {what} target listens there{tls}")
+                match target_advice(what, url.rdma, error) {
+                    Some(advice) => format!("{advice}{tls}"),
+                    None => return Failure::request(format!("{url}: {error}")),
+                }
             }
             NvmeConnectError::Refused { refused, .. } => match refused {
                 NvmeRefused::NoNamespace(_) => list,

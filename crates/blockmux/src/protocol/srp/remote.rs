@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::protocol::ResetFunction;
-use crate::protocol::fabric::with_fabric;
+use crate::protocol::fabric::{target_advice, with_fabric};
 use crate::protocol::reach;
 use crate::protocol::units::{unit_json, unit_rows};
 use crate::protocol::{Description, DiscoveredExport, Discovery, Remote};
@@ -146,7 +146,10 @@ impl<F: StreamFabric> SrpRemote<F> {
                 refused: SrpRefused::Login(LoginRejectReason::UNABLE_TO_ESTABLISH_CHANNEL),
                 ..
             } => {
-                "check that an SRP target listens there".to_owned()
+                match target_advice("SRP", url.rdma, error) {
+                    Some(advice) => advice,
+                    None => return Failure::request(format!("{url}: {error}")),
+                }
             }
             SrpConnectError::Refused { refused, .. } => match refused {
                 SrpRefused::Login(LoginRejectReason::UNABLE_TO_ASSOCIATE_CHANNEL) => {

@@ -14,7 +14,7 @@ mod secured;
 mod tests;
 
 use crate::carrier::Carrier;
-pub use crate::carrier::broken::Broken;
+pub use crate::carrier::broken::{Broken, LocalObstacle};
 use crate::carrier::tls::Secure;
 use crate::core::reactor::EngineCore;
 use crate::net::host::{ByteStream, Host, StreamEnd};

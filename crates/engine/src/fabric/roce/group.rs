@@ -16,7 +16,7 @@ use blockmux_rdma::roce::bytes::{BTH_LEN, QP_GSI, UDP_PORT};
 use blockmux_rdma::roce::port::{NumberShare, RocePort, RocePortLimits};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -186,7 +186,7 @@ pub(super) fn is_of_this_machine(address: SocketAddr) -> bool {
     UdpSocket::bind(at_any_port).is_ok()
 }
 
-/// Who has the UDP port of RoCEv2 on this machine, over IPv4.
+/// Who has the UDP port of RoCEv2 on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RocePortUse {
     /// Nobody.
@@ -207,14 +207,14 @@ impl RocePortUse {
     }
 
     fn of(port: u16) -> io::Result<RocePortUse> {
-        let is_in_use = |ip: Ipv4Addr| {
+        let is_in_use = |ip: IpAddr| {
             let bound = check_unused((ip, port).into());
             bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         };
-        if !is_in_use(Ipv4Addr::UNSPECIFIED) {
+        if ![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()].into_iter().any(is_in_use) {
             return Ok(RocePortUse::Free);
         }
-        let is_everywhere = is_in_use(any_loopback()?);
+        let is_everywhere = is_in_use(any_loopback()?.into());
         Ok(if is_everywhere { RocePortUse::AtAllAddresses } else { RocePortUse::AtSomeAddresses })
     }
 }
@@ -434,6 +434,11 @@ mod tests {
         let _one = UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
         assert_eq!(RocePortUse::of(port).unwrap(), RocePortUse::AtSomeAddresses);
         assert_eq!(RocePortUse::of(0).unwrap(), RocePortUse::Free);
+        // A machine may have no IPv6.
+        if let Ok(ipv6) = UdpSocket::bind("[::1]:0") {
+            let port = ipv6.local_addr().unwrap().port();
+            assert_eq!(RocePortUse::of(port).unwrap(), RocePortUse::AtSomeAddresses);
+        }
         let _other = UdpSocket::bind(address(5)).unwrap();
         assert_ne!(RocePortUse::of_this_machine().unwrap(), RocePortUse::Free);
     }

@@ -5,13 +5,15 @@ use super::core_port::CorePort;
 use super::group::{RoceGroup, is_of_this_machine};
 use super::login::LoginFlow;
 use super::path::{RocePath, local_to};
+use super::port_in_use;
 use super::stream::{RoceStream, RoceWatch};
+use crate::carrier::connection::LocalObstacle;
 use crate::core::reactor::EngineCore;
 use crate::fabric::connector::{Connector, ConnectorHost};
 use crate::net::host::Host;
 use crate::net::login_stream::LoginStream;
 use blockmux_proto::names::rdma::TCP_TARGET_QUERY;
-use blockmux_rdma::roce::bytes::UDP_PORT;
+use blockmux_verbs::survey::has_software_roce;
 use blockmux_volume::{Core, Waker};
 use std::cell::RefCell;
 use std::io;
@@ -89,7 +91,7 @@ impl Connector for RoceConnector {
 fn way_to(service: &SocketAddr) -> io::Result<(RocePath, Arc<RoceGroup>)> {
     let local = local_to(*service)?;
     let group = RoceGroup::of_initiator(local, *service).map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => io::Error::new(io::ErrorKind::AddrInUse, in_use(local.ip(), *service)),
+        kind @ io::ErrorKind::AddrInUse => LocalObstacle::error(kind, in_use(local.ip(), *service)),
         _ => error,
     })?;
     // A group at all addresses leaves the choice to the route.
@@ -102,13 +104,13 @@ fn way_to(service: &SocketAddr) -> io::Result<(RocePath, Arc<RoceGroup>)> {
 /// do.
 fn in_use(local: IpAddr, peer: SocketAddr) -> String {
     if !is_of_this_machine(peer) {
-        return format!(
-            "another program has UDP port {UDP_PORT} of {local}; stop it, or unload the module rdma_rxe"
+        return port_in_use(
+            &local.to_string(),
+            &format!("connect with {TCP_TARGET_QUERY}"),
+            has_software_roce(),
         );
     }
     let place = if peer.is_ipv4() { "all addresses" } else { "this address" };
-    format!(
-        "the target, another program or the module rdma_rxe has UDP port {UDP_PORT} of {place}; on the target's machine, \
-         connect with {TCP_TARGET_QUERY}, or let the target listen at one IPv4 address"
-    )
+    let advice = format!("connect with {TCP_TARGET_QUERY}, or let the target listen at one IPv4 address");
+    port_in_use(place, &advice, has_software_roce())
 }

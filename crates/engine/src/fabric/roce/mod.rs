@@ -32,6 +32,21 @@ use blockmux_proto::rdma::Endpoint;
 pub use blockmux_rdma::roce::bytes::UDP_PORT;
 use blockmux_rdma::roce::records::RoceRecords;
 
+/// Says who has the UDP port of RoCEv2 at `place`, and what to do: `advice`, or to stop it.
+/// `has_software_roce`: whether the kernel's software RoCEv2 is loaded, which has the port.
+#[must_use]
+pub fn port_in_use(place: &str, advice: &str, has_software_roce: bool) -> String {
+    match has_software_roce {
+        true => format!(
+            "Linux's rdma_rxe has UDP port {UDP_PORT} of all addresses; use its device by rdma=verbs, or unload it \
+             with `modprobe -r rdma_rxe`"
+        ),
+        false => format!(
+            "another program has UDP port {UDP_PORT} of {place}; {advice}, or stop it (`ss -lunp` names it)"
+        ),
+    }
+}
+
 /// The initiator's side of software RoCEv2.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoceFabric;

@@ -1,6 +1,7 @@
 //! The owner of a connection's queues: posts the work of records, and makes records of what has
 //! happened.
 
+use crate::carrier::connection::LocalObstacle;
 use crate::fabric::byte_queue::ByteQueue;
 use blockmux_proto::driver::outbox::{Outbox, OutboxPiece};
 use blockmux_rdma::device::records::{
@@ -13,9 +14,10 @@ use blockmux_verbs::error::VerbsError;
 use blockmux_verbs::queue_pair::{
     Completion, QueuePair, QueueSizes, RemoteMemory, WindowAccess, WorkFailure,
 };
+use blockmux_verbs::survey::obstacle_at;
 use blockmux_volume::Seg;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use tracing::warn;
 
@@ -394,24 +396,27 @@ impl FromStatus for DeviceFailure {
 /// An error of rdma-core, with what to do where that is known.
 pub(super) fn explained(error: VerbsError) -> io::Error {
     let advice = match &error {
+        VerbsError::Library(library) => library.to_string(),
         VerbsError::Call { call: "rdma_create_event_channel", .. } => {
-            "load the module with `modprobe rdma_ucm`; see `blockmux rdma`"
+            let obstacle = obstacle_at(Ipv4Addr::UNSPECIFIED.into());
+            obstacle
+                .unwrap_or_else(|| "load the module with `modprobe rdma_ucm`; see `blockmux rdma`".to_owned())
         }
         VerbsError::Call { call: "rdma_bind_addr" | "rdma_resolve_addr", error }
             if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EADDRNOTAVAIL)) =>
         {
-            "no RDMA device has this address; see `blockmux rdma`"
+            "no RDMA device has this address; see `blockmux rdma`".to_owned()
         }
         VerbsError::Call { call: "ibv_post_send" | "ibv_post_recv", error }
             if error.raw_os_error() == Some(libc::EACCES) =>
         {
             "rxe takes work only with the privileges with which it was opened; start the daemon with \
              --keep-privileges"
+                .to_owned()
         }
         _ => return error.into(),
     };
-    let kind = io::Error::from(error).kind();
-    io::Error::new(kind, advice)
+    LocalObstacle::error(io::Error::from(error).kind(), advice)
 }
 
 /// Looks without completions for each that asks the kernel for events of the connection.
