@@ -267,7 +267,7 @@ impl Window {
         // SAFETY: the domain keeps the device open.
         let operations = unsafe { &self.domain.device().as_ref().ops };
         let free = operations.dealloc_mw.ok_or(NO_WINDOWS)?;
-        // SAFETY: freed once. No work that binds it is in the queue.
+        // SAFETY: freed once. No work that binds it will be executed.
         VerbsError::check_number("ibv_dealloc_mw", unsafe { free(self.window.as_ptr()) })
     }
 }

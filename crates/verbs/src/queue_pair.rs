@@ -667,11 +667,14 @@ impl ExposedMemory {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let library = self.domain.library();
-        // A window that is bound holds its queue pair, for which rxe would wait in vain. Its memory
-        // is dropped later.
+        // Binds that are still in the queue are flushed, so none opens a window that is freed, or
+        // another one that has its number then. There may be no connection, or no longer.
+        let _ = self.connection.disconnect();
+        // A window that is bound holds its queue pair, for which rxe would wait in vain, and its
+        // memory, which could not be deregistered. Freeing it ends the peer's access.
         let opened: Vec<_> = self.windows.drain(..).filter_map(|bound| bound.memory).collect();
         // SAFETY: destroyed once. Afterwards the device uses none of the memory, which is dropped
-        // behind it.
+        // behind it, even if a window could not be freed: its key holds for this queue pair only.
         unsafe { (library.cm.rdma_destroy_qp)(self.connection.id.raw()) };
         drop(opened);
     }

@@ -100,10 +100,6 @@ impl ConnectionQueues {
 
     /// Ends the connection. After that the device does not touch its memory.
     pub(super) fn end(&mut self) {
-        if let Phase::Open(queue_pair) = &self.phase {
-            // It may not be connected, or may have ended.
-            let _ = queue_pair.connection().disconnect();
-        }
         self.phase = Phase::Over;
         self.has_ended = true;
     }
