@@ -11,7 +11,8 @@ use blockmux_proto::srp::node::SrpPortId;
 use blockmux_wire::roce::UDP_PORT;
 use blockmux_wire::roce::bth::{Bth, P_KEY_DEFAULT, QP_GSI, U24};
 use blockmux_wire::roce::cm::{
-    CmAttribute, CmMessage, CmReq, IP_CM_LEN, IpCmHeader, MadHeader, gid, service_id,
+    CmAttribute, CmDrep, CmDreq, CmMessage, CmRej, CmRep, CmReq, CmRtu, IP_CM_LEN, IpCmHeader, MadHeader,
+    RejectReason, gid, service_id,
 };
 use blockmux_wire::roce::eth::{Deth, Q_KEY_GSI};
 use blockmux_wire::roce::icrc::{Fragmentation, RoceAddresses, RoceFlow};
@@ -23,7 +24,7 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
-use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, IntoBytes, U16, U32, U64};
 
 /// Options of listeners of all three protocols, and the address that they are at.
 struct Listeners {
@@ -177,6 +178,11 @@ fn forged_login(
     let (ip, rest) = req.private_data.split_at_mut(IP_CM_LEN);
     ip.copy_from_slice(IpCmHeader::new(source.into(), 1, destination.into()).as_bytes());
     rest[..size_of_val(&login)].copy_from_slice(login.as_bytes());
+    management(source, destination, CmAttribute::REQ, req.as_bytes())
+}
+
+/// The datagram with a message of connection management.
+fn management(source: Ipv4Addr, destination: Ipv4Addr, attribute: CmAttribute, body: &[u8]) -> Vec<u8> {
     let bth = Bth {
         opcode: RoceOpcode::UD_SEND_ONLY.0,
         p_key: U16::new(P_KEY_DEFAULT),
@@ -184,11 +190,16 @@ fn forged_login(
         ..Bth::new_zeroed()
     };
     let deth = Deth { q_key: U32::new(Q_KEY_GSI), reserved: 0, source_qp: U24::new(QP_GSI) };
-    let mad = MadHeader::new(CmAttribute::REQ, 1);
-    let mut packet = [bth.as_bytes(), deth.as_bytes(), mad.as_bytes(), req.as_bytes()].concat();
+    let mad = MadHeader::new(attribute, 1);
+    let mut packet = [bth.as_bytes(), deth.as_bytes(), mad.as_bytes(), body].concat();
     let flow = RoceFlow { addresses: RoceAddresses::V4 { source, destination }, source_port: UDP_PORT };
     packet.extend(flow.icrc(Fragmentation { identification: 0, dont_fragment: true }, &packet));
     packet
+}
+
+/// The port number of the SRP listener among the URLs of a daemon.
+fn srp_service(urls: &[(String, String)]) -> u16 {
+    urls[1].1.split('/').nth(2).unwrap().rsplit(':').next().unwrap().parse().unwrap()
 }
 
 /// A login in a request that its sender follows up with nothing, as somebody who forges addresses
@@ -227,6 +238,85 @@ fn a_forged_srp_login_does_not_end_the_channels_of_its_initiator_port() {
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
 }
 
+/// A peer that sends datagrams by itself.
+struct RawPeer {
+    socket: UdpSocket,
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+}
+
+impl RawPeer {
+    fn new(listeners: &Listeners) -> RawPeer {
+        let [source, destination] = [&Listeners::new("").ip, &listeners.ip].map(|ip| ip.parse().unwrap());
+        let socket = UdpSocket::bind((source, UDP_PORT)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        RawPeer { socket, source, destination }
+    }
+
+    fn send(&self, packet: &[u8]) {
+        self.socket.send_to(packet, (self.destination, UDP_PORT)).unwrap();
+    }
+
+    fn send_message(&self, attribute: CmAttribute, body: &[u8]) {
+        self.send(&management(self.source, self.destination, attribute, body));
+    }
+
+    /// The next message of connection management. Other packets are lost.
+    fn message(&self) -> (CmAttribute, Vec<u8>) {
+        loop {
+            let mut bytes = [0; 16 << 10];
+            let len = self.socket.recv(&mut bytes).unwrap();
+            let packet = RocePacket::parse(&bytes[..len]).unwrap();
+            if let Some((_, message)) = CmMessage::parse(packet.payload) {
+                let (attribute, body) = message.parts();
+                return (attribute, body.to_vec());
+            }
+        }
+    }
+
+    /// A message of this kind.
+    fn expect<Body: FromBytes>(&self, attribute: CmAttribute) -> Body {
+        let (answered, body) = self.message();
+        assert_eq!(answered, attribute);
+        Body::read_from_bytes(&body).unwrap()
+    }
+}
+
+/// The answer to a release may be lost, and a peer may be restarted with the numbers that it had.
+#[test]
+fn stale_requests_and_repeated_releases_of_the_only_connection_are_answered() {
+    let listeners = Listeners::new("");
+    let mut daemon = listeners.serve("mem:1m");
+    let service = srp_service(&urls(&daemon));
+    let target = SrpPortId::parse(daemon.urls_of("srp")[1].split('/').nth(3).unwrap()).unwrap();
+    let peer = RawPeer::new(&listeners);
+    let login = |comm_id| {
+        let ports = [SrpPortId::parse(&"2".repeat(32)).unwrap(), target];
+        peer.send(&forged_login(peer.source, peer.destination, service, ports, comm_id));
+    };
+    login(7);
+    let rep: CmRep = peer.expect(CmAttribute::REP);
+    let (local_comm_id, remote_comm_id) = (U32::new(7), rep.local_comm_id);
+    let rtu = CmRtu { local_comm_id, remote_comm_id, ..CmRtu::new_zeroed() };
+    peer.send_message(CmAttribute::RTU, rtu.as_bytes());
+    daemon.wait_for_line("login protocol=\"srp\"");
+    login(8);
+    let rej: CmRej = peer.expect(CmAttribute::REJ);
+    assert_eq!((rej.reason.get(), rej.remote_comm_id.get()), (RejectReason::STALE_CONNECTION.0, 8));
+    let dreq = CmDreq { local_comm_id, remote_comm_id, remote_qpn: rep.local_qpn, ..CmDreq::new_zeroed() };
+    for round in 0..100 {
+        peer.send_message(CmAttribute::DREQ, dreq.as_bytes());
+        let drep: CmDrep = peer.expect(CmAttribute::DREP);
+        assert_eq!((drep.local_comm_id, drep.remote_comm_id.get()), (rep.local_comm_id, 7));
+        if round == 0 {
+            let end = daemon.wait_for_line("protocol=\"srp\"");
+            assert!(!end.contains("login"), "{end}");
+        }
+    }
+    login(8);
+    let _: CmRep = peer.expect(CmAttribute::REP);
+}
+
 /// Nobody who forges addresses can establish what he has requested, so it must cost little and give
 /// way to others.
 #[test]
@@ -234,7 +324,7 @@ fn a_flood_of_requests_costs_bounded_memory_and_keeps_nobody_out() {
     let (listeners, strangers) = (Listeners::new(""), Listeners::new(""));
     let daemon = listeners.serve("mem:1m");
     let urls = urls(&daemon);
-    let service = urls[1].1.split('/').nth(2).unwrap().rsplit(':').next().unwrap().parse().unwrap();
+    let service = srp_service(&urls);
     let destination: Ipv4Addr = listeners.ip.parse().unwrap();
     let first: Ipv4Addr = strangers.ip.parse().unwrap();
     let [.., high, low] = first.octets();
@@ -246,14 +336,17 @@ fn a_flood_of_requests_costs_bounded_memory_and_keeps_nobody_out() {
         for address in 0..addresses {
             let source = Ipv4Addr::new(127, address, high, low);
             let socket = UdpSocket::bind((source, UDP_PORT)).unwrap();
-            socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             for comm_id in 0..requests {
                 let initiator = SrpPortId::parse(&format!("{address:016x}{comm_id:016x}")).unwrap();
                 let login =
                     forged_login(source, destination, service, [initiator, target], round << 16 | comm_id);
-                socket.send_to(&login, (destination, UDP_PORT)).unwrap();
-                // What is answered has been looked at, and not lost on its way.
-                socket.recv(&mut [0; 2048]).unwrap();
+                // What is answered has been looked at. Requests that come too fast are ignored.
+                let mut is_answered = false;
+                while !is_answered {
+                    socket.send_to(&login, (destination, UDP_PORT)).unwrap();
+                    is_answered = socket.recv(&mut [0; 2048]).is_ok();
+                }
             }
         }
         for (_, roce) in &urls {

@@ -3,7 +3,7 @@
 use blockmux_engine::sys::set_option;
 use blockmux_proto::driver::session::Timed;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
-use blockmux_rdma::roce::port::{RocePort, RocePortLimits, RoceRequest, Routed, refusal};
+use blockmux_rdma::roce::port::{RocePort, RocePortLimits, RoceRequest, Routed};
 use blockmux_rdma::roce::{Roce, RoceConfig, RoceNumbers};
 use blockmux_rdma::{Provider, Seed};
 use blockmux_volume::{Chunk, Pool};
@@ -89,7 +89,13 @@ impl UdpPort {
                 set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, &is_on)?;
             }
         }
-        let limits = RocePortLimits { connections: 64, requests: 16, requests_of_address: 8 };
+        let limits = RocePortLimits {
+            connections: 64,
+            requests: 16,
+            requests_of_address: 8,
+            requests_per_second: 1000,
+            request_burst: 64,
+        };
         Ok(UdpPort {
             socket,
             is_blocking: true,
@@ -221,7 +227,8 @@ impl UdpPort {
         now: Instant,
     ) -> io::Result<()> {
         let Some(application) = request.service.and_then(|service| services.application(service)) else {
-            return match refusal(datagram.unread(), RejectReason::INVALID_SERVICE_ID) {
+            let reason = RejectReason::INVALID_SERVICE_ID;
+            return match self.port.refuse(datagram.unread(), reason, now) {
                 Some(mut packet) => send(&self.socket, self.local, request.peer, &mut packet),
                 None => Ok(()),
             };

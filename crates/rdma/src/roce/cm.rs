@@ -11,6 +11,9 @@
 //! that has not shown that it receives it is repeated less often: the request may be forged, and
 //! an honest peer repeats it. While the session has not decided about a request, a repetition is
 //! answered by MRA, which asks for more time.
+//!
+//! An established connection rejects another request of its peer's queue pair: a peer that was
+//! restarted may use the number again. It goes on itself, because the request may be forged.
 
 use super::RoceConfig;
 use super::encode::PacketHead;
@@ -25,7 +28,7 @@ use blockmux_wire::roce::cm::{
 use blockmux_wire::roce::eth::{Deth, Q_KEY_GSI, timeout_ns};
 use blockmux_wire::roce::opcode::RoceOpcode;
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, FromZeros, IntoBytes, U16, U32, U64};
+use zerocopy::{BE, FromBytes, FromZeros, IntoBytes, U16, U32, U64};
 
 /// State of connection management.
 pub(super) struct CmConnection {
@@ -93,6 +96,14 @@ struct DueMessages {
     more_time: bool,
     release: bool,
     released: bool,
+    rejects: Option<StaleRequest>,
+}
+
+/// A request that is rejected, because its queue pair is that of this connection.
+#[derive(Clone, Copy)]
+struct StaleRequest {
+    transaction_id: u64,
+    comm_id: U32<BE>,
 }
 
 /// The repetition of the message that the current phase wants to have answered.
@@ -132,6 +143,8 @@ pub(super) enum CmOutcome {
     Rejected(RejectReason, Vec<u8>),
     /// Passive: the peer has the reply.
     Established,
+    /// Somebody requests a connection of the peer's queue pair.
+    Stale,
     /// The peer has ended the connection, or has answered that this side does.
     Released,
 }
@@ -182,7 +195,7 @@ impl CmConnection {
     pub(super) fn is_drained(&self) -> bool {
         let due = self.due;
         let is_due = due.set_up || due.ready_to_use || due.more_time || due.release || due.released;
-        !is_due && matches!(self.phase, CmPhase::Released | CmPhase::Rejected)
+        !is_due && due.rejects.is_none() && matches!(self.phase, CmPhase::Released | CmPhase::Rejected)
     }
 
     /// Handles a management datagram.
@@ -250,6 +263,10 @@ impl CmConnection {
                     CmPhase::Accepted | CmPhase::Rejected => self.due.set_up = true,
                     _ => {}
                 }
+            } else if self.is_established() && req.local_qpn.get() == self.peer_qp {
+                let (transaction_id, comm_id) = (header.transaction_id.get(), req.local_comm_id);
+                self.due.rejects = Some(StaleRequest { transaction_id, comm_id });
+                return CmOutcome::Stale;
             }
             return CmOutcome::Nothing;
         }
@@ -387,6 +404,11 @@ impl CmConnection {
         let comm_ids = (U32::new(self.numbers.comm_id), U32::new(self.peer_comm_id));
         let (local_comm_id, remote_comm_id) = comm_ids;
         let due = &mut self.due;
+        if let Some(StaleRequest { transaction_id, comm_id }) = due.rejects.take() {
+            put_reject(packet, self.sent, transaction_id, comm_id, RejectReason::STALE_CONNECTION);
+            self.sent = self.sent.wrapping_add(1);
+            return true;
+        }
         if std::mem::take(&mut due.set_up) {
             let (attribute, body) = match &self.set_up {
                 SetUpMessage::None => return false,
@@ -534,6 +556,18 @@ pub(super) fn put_message(
     packet.extend_from_slice(deth.as_bytes());
     packet.extend_from_slice(MadHeader::new(attribute, transaction_id).as_bytes());
     packet.extend_from_slice(body);
+}
+
+/// Appends a packet that rejects a request for which there is no connection.
+pub(super) fn put_reject(
+    packet: &mut Vec<u8>,
+    psn: u32,
+    transaction_id: u64,
+    requester: U32<BE>,
+    reason: RejectReason,
+) {
+    let rej = CmRej { remote_comm_id: requester, reason: U16::new(reason.0), ..CmRej::new_zeroed() };
+    put_message(packet, psn, transaction_id, CmAttribute::REJ, rej.as_bytes());
 }
 
 /// Longest private data of a request, in bytes.

@@ -50,6 +50,7 @@ pub mod records;
 mod requester;
 mod responder;
 mod round_trip;
+mod token_bucket;
 mod turn;
 
 #[cfg(test)]
@@ -338,6 +339,9 @@ impl Roce {
                 self.end(Some(Event::Refused { private_data }));
             }
             CmOutcome::Established => self.on_established(),
+            // A live peer acknowledges that. Without an acknowledgement the connection ends.
+            CmOutcome::Stale if self.may_request() => self.requester.probe(),
+            CmOutcome::Stale => {}
             CmOutcome::Released => {
                 if self.responder.is_out_of_receives() && self.is_open() {
                     self.fault = Some(Fault::Peer(Violation::NoReceive));

@@ -23,20 +23,37 @@
 //! A connection is established, for these limits, by what only the receiver of the reply can send:
 //! a packet to its queue pair with the first sequence number that was drawn for it, or a message
 //! with its communication identifier, such as an RTU. A repeated request has neither.
+//!
+//! Each request also costs CPU time, so only so many are looked at
+//! ([`RocePortLimits::requests_per_second`]), and others are ignored until their senders repeat
+//! them. One whose connection is established does not count, so many honest hosts may connect at
+//! once. An address with connections that wait leaves half of the burst to others. Repeated
+//! requests and messages about nothing, which are answered, are limited as well
+//! ([`ANSWERS_PER_SECOND`]).
+//!
+//! # Stale connections
+//! A request of the queue pair of an established connection says that its peer has lost that one:
+//! it was restarted, and draws the same numbers again. The request goes to that connection, which
+//! rejects it, and asks its peer by a packet that a live one acknowledges. Linux ends the old
+//! connection at once (`cm_match_req`), so whoever forges a request with the right number ends it.
+//! Here that takes as long as with any peer that does not answer, and a live peer notices nothing.
+//! Connections that are not established yet do not count, or forged ones would keep a host out.
 
-use super::cm::{RoceNumbers, put_message};
+use super::cm::{RoceNumbers, put_message, put_reject};
 use super::guid::guid;
 use super::identification::FlowIdentification;
+use super::token_bucket::TokenBucket;
 use crate::regions::Seed;
 use crate::unpredictable::UnpredictableNumbers;
 use blockmux_wire::roce::bth::{P_KEY_DEFAULT, QP_GSI};
 use blockmux_wire::roce::cm::{
-    ANSWERS_REP, CmAttribute, CmDrep, CmMessage, CmRej, RejectReason, port_of_service_id,
+    ANSWERS_REP, CmAttribute, CmDrep, CmMessage, CmRej, CmReq, RejectReason, port_of_service_id,
 };
 use blockmux_wire::roce::eth::Q_KEY_GSI;
 use blockmux_wire::roce::icrc::{RoceAddresses, RoceFlow};
 use blockmux_wire::roce::packet::RocePacket;
 use core::net::IpAddr;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes, U16, U32};
@@ -53,10 +70,16 @@ pub struct RocePort {
     by_comm_id: HashMap<u32, u32>,
     /// Number of the queue pair by the requester's address and its communication identifier.
     by_request: HashMap<(IpAddr, u32), u32>,
+    /// Number of the queue pair by the requester's address and its queue pair, if established.
+    by_requester: HashMap<(IpAddr, u32), u32>,
     /// Numbers that were used until recently, with the time from which they may be used again.
     retired: VecDeque<(Instant, RoceNumbers)>,
     /// Queue pairs of requested connections that are not established, oldest first.
     waiting: VecDeque<u32>,
+    /// How many of them each address has.
+    waiting_of: HashMap<IpAddr, usize>,
+    request_rate: TokenBucket,
+    answer_rate: TokenBucket,
 }
 
 /// How many connections a port may have.
@@ -68,6 +91,21 @@ pub struct RocePortLimits {
     pub requests: usize,
     /// Those of one address.
     pub requests_of_address: usize,
+    /// Requests that are looked at each second, beside those whose connections are established.
+    pub requests_per_second: u32,
+    /// As many of them may come at once.
+    pub request_burst: u32,
+}
+
+impl RocePortLimits {
+    /// No connections: the port only tells what a datagram is.
+    pub const NONE: RocePortLimits = RocePortLimits {
+        connections: 0,
+        requests: 0,
+        requests_of_address: 0,
+        requests_per_second: 0,
+        request_burst: 0,
+    };
 }
 
 /// A part of the numbers of a UDP port that several ports divide among them, each with sockets of
@@ -91,8 +129,8 @@ impl NumberShare {
 struct PortConnection {
     peer: IpAddr,
     numbers: RoceNumbers,
-    /// The peer's communication identifier, if the peer has requested the connection.
-    request: Option<u32>,
+    /// If the peer has requested the connection.
+    request: Option<RoceRequest>,
     /// Whether it is in [`RocePort::waiting`].
     is_waiting: bool,
     identification: FlowIdentification,
@@ -120,6 +158,19 @@ pub struct RoceRequest {
     pub service: Option<u16>,
     /// Its communication identifier.
     pub comm_id: u32,
+    /// Its queue pair.
+    pub queue_pair: u32,
+}
+
+impl RoceRequest {
+    fn new(peer: IpAddr, req: &CmReq) -> RoceRequest {
+        RoceRequest {
+            peer,
+            service: port_of_service_id(req.service_id.get()),
+            comm_id: req.local_comm_id.get(),
+            queue_pair: req.local_qpn.get(),
+        }
+    }
 }
 
 /// Why a datagram was dropped.
@@ -131,6 +182,8 @@ pub enum DroppedPacket {
     Damaged,
     /// There is no such queue pair or connection, or it is that of another address.
     Unknown,
+    /// It asks for an answer, as too many others do.
+    TooMany,
 }
 
 /// A new connection of a port.
@@ -157,8 +210,12 @@ impl RocePort {
             connections: HashMap::new(),
             by_comm_id: HashMap::new(),
             by_request: HashMap::new(),
+            by_requester: HashMap::new(),
             retired: VecDeque::new(),
             waiting: VecDeque::new(),
+            waiting_of: HashMap::new(),
+            request_rate: TokenBucket::new(limits.request_burst, limits.requests_per_second),
+            answer_rate: TokenBucket::new(ANSWER_BURST, ANSWERS_PER_SECOND),
         }
     }
 
@@ -197,7 +254,7 @@ impl RocePort {
         let source = source(flow);
         let queue_pair = packet.bth.dest_qp.get();
         if queue_pair == QP_GSI {
-            return self.route_management(source, &packet);
+            return self.route_management(source, &packet, now);
         }
         let known = self.connections.get_mut(&queue_pair).filter(|connection| connection.peer == source);
         let Some(connection) = known else { return Routed::Dropped(DroppedPacket::Unknown) };
@@ -213,14 +270,32 @@ impl RocePort {
     /// A packet for this connection, whose sender has shown that it receives what is sent to its
     /// address.
     fn route_established(&mut self, queue_pair: u32) -> Routed {
-        let connection = self.connections.get_mut(&queue_pair);
-        if connection.is_some_and(|connection| std::mem::take(&mut connection.is_waiting)) {
-            self.waiting.retain(|waiting| *waiting != queue_pair);
+        if let Some(request) = self.end_wait(queue_pair) {
+            self.by_requester.insert((request.peer, request.queue_pair), queue_pair);
+            self.request_rate.put_back();
         }
         Routed::Connection(queue_pair)
     }
 
-    fn route_management(&mut self, source: IpAddr, packet: &RocePacket<'_>) -> Routed {
+    /// Removes a connection from those that are not established. Returns its request if it was one
+    /// of them.
+    fn end_wait(&mut self, queue_pair: u32) -> Option<RoceRequest> {
+        let connection = self.connections.get_mut(&queue_pair)?;
+        if !std::mem::take(&mut connection.is_waiting) {
+            return None;
+        }
+        let request = connection.request?;
+        self.waiting.retain(|waiting| *waiting != queue_pair);
+        if let Entry::Occupied(mut count) = self.waiting_of.entry(request.peer) {
+            match count.get().saturating_sub(1) {
+                0 => drop(count.remove()),
+                left => drop(count.insert(left)),
+            }
+        }
+        Some(request)
+    }
+
+    fn route_management(&mut self, source: IpAddr, packet: &RocePacket<'_>, now: Instant) -> Routed {
         let is_gsi = packet.deth.is_some_and(|deth| deth.q_key.get() == Q_KEY_GSI);
         let Some((header, message)) = CmMessage::parse(packet.payload).filter(|_| is_gsi) else {
             return Routed::Dropped(DroppedPacket::Malformed);
@@ -229,20 +304,34 @@ impl RocePort {
             self.connections.get(queue_pair).is_some_and(|connection| connection.peer == source)
         };
         if let CmMessage::Req(req) = message {
-            let comm_id = req.local_comm_id.get();
-            return match self.by_request.get(&(source, comm_id)) {
+            let request = RoceRequest::new(source, req);
+            let repeated = self.by_request.get(&(source, request.comm_id));
+            let known = repeated.or_else(|| self.by_requester.get(&(source, request.queue_pair)));
+            return match known {
+                None => Routed::Request(request),
+                Some(_) if !self.answer_rate.take(0, now) => Routed::Dropped(DroppedPacket::TooMany),
                 Some(queue_pair) => Routed::Connection(*queue_pair),
-                None => {
-                    let service = port_of_service_id(req.service_id.get());
-                    Routed::Request(RoceRequest { peer: source, service, comm_id })
-                }
             };
         }
         let known = message.remote_comm_id().and_then(|comm_id| self.by_comm_id.get(&comm_id));
         match known.filter(is_of_source) {
             Some(queue_pair) => self.route_established(*queue_pair),
-            None => answer_of_nobody(header.transaction_id.get(), &message),
+            None => match answer_of_nobody(header.transaction_id.get(), &message) {
+                None => Routed::Dropped(DroppedPacket::Unknown),
+                Some(_) if !self.answer_rate.take(0, now) => Routed::Dropped(DroppedPacket::TooMany),
+                Some(answer) => Routed::Answer(answer),
+            },
         }
+    }
+
+    /// The packet that refuses a request which no connection was opened for. `None` if it is none,
+    /// or too many others were answered: its sender repeats it.
+    pub fn refuse(&mut self, request: &[u8], reason: RejectReason, now: Instant) -> Option<Vec<u8>> {
+        let packet = RocePacket::parse(request).ok()?;
+        let (header, CmMessage::Req(req)) = CmMessage::parse(packet.payload)? else { return None };
+        let mut packet = Vec::new();
+        put_reject(&mut packet, 0, header.transaction_id.get(), req.local_comm_id, reason);
+        Some(packet).filter(|_| self.answer_rate.take(0, now))
     }
 
     /// Opens a connection to a peer.
@@ -254,50 +343,42 @@ impl RocePort {
 
     /// Opens a requested connection.
     ///
-    /// Returns `None` if the port has as many as it may. The request is then ignored, and the
-    /// requester repeats it.
+    /// Returns `None` if the port has as many as it may, or was requested too many. The request is
+    /// then ignored, and the requester repeats it.
     pub fn admit(&mut self, request: &RoceRequest, now: Instant) -> Option<OpenedConnection> {
-        let mut of_peer = self.waiting().filter(|(_, peer)| *peer == request.peer);
-        let oldest_of_peer = of_peer.next().map(|(queue_pair, _)| queue_pair);
-        let count = of_peer.count().saturating_add(oldest_of_peer.is_some().into());
+        let count = self.waiting_of.get(&request.peer).copied().unwrap_or_default();
+        let reserve = if count == 0 { 0 } else { self.limits.request_burst / 2 };
+        if !self.request_rate.take(reserve, now) {
+            return None;
+        }
+        let most = self.waiting_of.values().max().copied().unwrap_or_default();
         let replaced = if count >= self.limits.requests_of_address {
-            Some(oldest_of_peer?)
+            self.oldest_waiting(|peer| peer == request.peer)
         } else if self.waiting.len() >= self.limits.requests {
-            Some(self.replaced()?)
+            self.oldest_waiting(|peer| self.waiting_of.get(&peer) == Some(&most))
         } else {
             None
         };
         if let Some(queue_pair) = replaced {
             self.close(queue_pair, now);
         }
-        let opened = self.open(request.peer, Some(request.comm_id), now)?;
+        let opened = self.open(request.peer, Some(*request), now)?;
         if let Some(connection) = self.connections.get_mut(&opened.numbers.queue_pair) {
             connection.is_waiting = true;
         }
         self.waiting.push_back(opened.numbers.queue_pair);
+        let count = self.waiting_of.entry(request.peer).or_default();
+        *count = count.saturating_add(1);
         Some(OpenedConnection { replaced, ..opened })
     }
 
-    /// The requested connection that gives way: the oldest of the address that has the most.
-    fn replaced(&self) -> Option<u32> {
-        let mut addresses: HashMap<IpAddr, usize> = HashMap::new();
-        for (_, peer) in self.waiting() {
-            let count = addresses.entry(peer).or_default();
-            *count = count.saturating_add(1);
-        }
-        let most = addresses.values().max().copied()?;
-        let oldest = self.waiting().find(|(_, peer)| addresses.get(peer) == Some(&most));
-        oldest.map(|(queue_pair, _)| queue_pair)
+    /// The queue pair of the oldest requested connection that is not established, of such a peer.
+    fn oldest_waiting(&self, is_meant: impl Fn(IpAddr) -> bool) -> Option<u32> {
+        let peer = |queue_pair: &u32| self.connections.get(queue_pair).map(|connection| connection.peer);
+        self.waiting.iter().copied().find(|queue_pair| peer(queue_pair).is_some_and(&is_meant))
     }
 
-    /// Queue pair and peer of each requested connection that is not established, oldest first.
-    fn waiting(&self) -> impl Iterator<Item = (u32, IpAddr)> {
-        self.waiting
-            .iter()
-            .filter_map(|queue_pair| Some((*queue_pair, self.connections.get(queue_pair)?.peer)))
-    }
-
-    fn open(&mut self, peer: IpAddr, request: Option<u32>, now: Instant) -> Option<OpenedConnection> {
+    fn open(&mut self, peer: IpAddr, request: Option<RoceRequest>, now: Instant) -> Option<OpenedConnection> {
         if self.connections.len() >= self.limits.connections {
             return None;
         }
@@ -307,8 +388,8 @@ impl RocePort {
         let connection = PortConnection { peer, numbers, request, is_waiting: false, identification };
         self.connections.insert(numbers.queue_pair, connection);
         self.by_comm_id.insert(numbers.comm_id, numbers.queue_pair);
-        if let Some(comm_id) = request {
-            self.by_request.insert((peer, comm_id), numbers.queue_pair);
+        if let Some(request) = request {
+            self.by_request.insert((peer, request.comm_id), numbers.queue_pair);
         }
         Some(OpenedConnection { numbers, replaced: None })
     }
@@ -334,11 +415,17 @@ impl RocePort {
     /// Forgets a connection. Its numbers are not used again for [`RETIREMENT`], because packets may
     /// still be on their way.
     pub fn close(&mut self, queue_pair: u32, now: Instant) {
+        self.end_wait(queue_pair);
         let Some(connection) = self.connections.remove(&queue_pair) else { return };
-        self.waiting.retain(|waiting| *waiting != queue_pair);
         self.by_comm_id.remove(&connection.numbers.comm_id);
-        if let Some(comm_id) = connection.request {
-            self.by_request.remove(&(connection.peer, comm_id));
+        if let Some(request) = connection.request {
+            self.by_request.remove(&(request.peer, request.comm_id));
+            // Another connection of that queue pair may have been established since.
+            if let Entry::Occupied(own) = self.by_requester.entry((request.peer, request.queue_pair))
+                && *own.get() == queue_pair
+            {
+                own.remove();
+            }
         }
         if self.retired.len() >= MAX_RETIRED {
             self.retired.pop_front();
@@ -349,9 +436,9 @@ impl RocePort {
     }
 }
 
-/// Answers a message about a connection that does not exist, or not any more: a release is
-/// confirmed, and a reply is rejected. The answer is as long as the message.
-fn answer_of_nobody(transaction_id: u64, message: &CmMessage<'_>) -> Routed {
+/// The answer to a message about a connection that does not exist, or not any more, if there is
+/// one: a release is confirmed, and a reply is rejected. It is as long as the message.
+fn answer_of_nobody(transaction_id: u64, message: &CmMessage<'_>) -> Option<Vec<u8>> {
     let local_comm_id = U32::new(message.remote_comm_id().unwrap_or_default());
     let remote_comm_id = U32::new(message.local_comm_id());
     let mut packet = Vec::new();
@@ -366,19 +453,8 @@ fn answer_of_nobody(transaction_id: u64, message: &CmMessage<'_>) -> Routed {
             let rej = CmRej { local_comm_id, remote_comm_id, message, reason, ..CmRej::new_zeroed() };
             put_message(&mut packet, 0, transaction_id, CmAttribute::REJ, rej.as_bytes());
         }
-        _ => return Routed::Dropped(DroppedPacket::Unknown),
+        _ => return None,
     }
-    Routed::Answer(packet)
-}
-
-/// The packet that refuses a request which no connection was opened for.
-#[must_use]
-pub fn refusal(request: &[u8], reason: RejectReason) -> Option<Vec<u8>> {
-    let packet = RocePacket::parse(request).ok()?;
-    let (header, CmMessage::Req(req)) = CmMessage::parse(packet.payload)? else { return None };
-    let rej = CmRej { remote_comm_id: req.local_comm_id, reason: U16::new(reason.0), ..CmRej::new_zeroed() };
-    let mut packet = Vec::new();
-    put_message(&mut packet, 0, header.transaction_id.get(), CmAttribute::REJ, rej.as_bytes());
     Some(packet)
 }
 
@@ -391,6 +467,10 @@ fn source(flow: &RoceFlow) -> IpAddr {
 
 /// How long the numbers of a connection that has ended are not used again.
 pub const RETIREMENT: Duration = Duration::from_secs(30);
+/// Repeated requests and messages about nothing that are answered each second.
+pub const ANSWERS_PER_SECOND: u32 = 1000;
+/// As many of them may come at once.
+pub const ANSWER_BURST: u32 = 256;
 /// Most numbers that are kept from being used again.
 const MAX_RETIRED: usize = 4096;
 /// The bit of a partition key that says full membership.

@@ -4,7 +4,7 @@ use super::core_port::CorePort;
 use super::path::RocePath;
 use super::socket::ArrivedPacket;
 use super::stream::RoceStream;
-use blockmux_rdma::roce::port::Routed;
+use blockmux_rdma::roce::port::{RoceRequest, Routed};
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
@@ -23,11 +23,11 @@ impl ArrivedRequest {
         ArrivedRequest { packet: packet.datagram.to_vec(), from: packet.from, to: packet.to }
     }
 
-    /// The core of `count` that a request is for. A repeated request is for the same one, whose
-    /// port knows the connection.
-    pub(super) fn core_of(from: IpAddr, comm_id: u32, count: usize) -> usize {
+    /// The core of `count` that a request is for. A repeated request is for the same one, and so is
+    /// another of the same queue pair: the port there knows the connection.
+    pub(super) fn core_of(request: &RoceRequest, count: usize) -> usize {
         let mut hasher = DefaultHasher::new();
-        (from, comm_id).hash(&mut hasher);
+        (request.peer, request.queue_pair).hash(&mut hasher);
         usize::try_from(hasher.finish() % count.max(1) as u64).unwrap_or_default()
     }
 
@@ -50,5 +50,24 @@ impl ArrivedRequest {
             }
             Routed::Answer(_) | Routed::Dropped(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn requests_of_one_queue_pair_are_for_one_core_and_those_of_many_for_all() {
+        let core_of = |comm_id, queue_pair| {
+            let peer = Ipv4Addr::new(192, 0, 2, 1).into();
+            ArrivedRequest::core_of(&RoceRequest { peer, service: None, comm_id, queue_pair }, 8)
+        };
+        let of_one: HashSet<usize> = (0..100).map(|comm_id| core_of(comm_id, 17)).collect();
+        assert_eq!(of_one.len(), 1);
+        let of_many: HashSet<usize> = (0..100).map(|queue_pair| core_of(1, queue_pair)).collect();
+        assert_eq!(of_many.len(), 8);
     }
 }

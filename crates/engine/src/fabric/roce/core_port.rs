@@ -7,7 +7,9 @@ use crate::core::reactor::{EngineCore, Progress, Task, cross_thread_waker};
 use crate::fabric::byte_queue::ByteQueue;
 use crate::net::host::{Host, SocketWatch};
 use blockmux_proto::driver::transport::FlowInfo;
-use blockmux_rdma::roce::port::{OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed};
+use blockmux_rdma::roce::port::{
+    OpenedConnection, RETIREMENT, RocePort, RocePortLimits, RoceRequest, Routed,
+};
 use blockmux_rdma::roce::record::{HEAD_LEN, RecordHead};
 use blockmux_volume::{Chunk, Core, Waker};
 use std::cell::RefCell;
@@ -17,7 +19,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The connections of one core at a UDP port.
 pub(super) struct CorePort {
@@ -31,6 +33,8 @@ pub(super) struct CorePort {
     has_hung_up: Arc<AtomicBool>,
     /// What connections have found since the task has last run.
     looked: Looked,
+    /// Without connections: until when the task goes on.
+    lingers_until: Option<Instant>,
     core: Rc<EngineCore>,
     /// The task has ended.
     pub(super) is_over: bool,
@@ -71,7 +75,8 @@ impl FlowState {
 }
 
 impl CorePort {
-    /// Opens the port on `core` and starts its task, which lives as long as a connection does.
+    /// Opens the port on `core` and starts its task, which lives as long as a connection does, and
+    /// [`CorePort::lingers`] after that.
     pub(super) fn spawn(core: &Rc<EngineCore>, share: RoceShare) -> io::Result<Rc<RefCell<CorePort>>> {
         let port = share.port(LIMITS)?;
         let mut made = None;
@@ -83,12 +88,20 @@ impl CorePort {
                 wake: cross_thread_waker(core, waker),
                 has_hung_up: Arc::default(),
                 looked: Looked::Not,
+                lingers_until: None,
                 core: core.clone(),
                 is_over: false,
             };
             let port = Rc::new(RefCell::new(port));
             made = Some(port.clone());
-            PortTask { port, watch: core.watch(waker), buffers: ReceiveBuffers::new() }
+            let waker = waker.clone();
+            PortTask {
+                port,
+                watch: core.watch(&waker),
+                waker,
+                looks_at: None,
+                buffers: ReceiveBuffers::new(),
+            }
         });
         made.ok_or_else(|| io::Error::other("the core runs no task"))
     }
@@ -139,6 +152,7 @@ impl CorePort {
             is_hung_up: Arc::default(),
         });
         self.flows.insert(opened.numbers.queue_pair, state.clone());
+        self.lingers_until = None;
         OpenedFlow { state, path, info: path.describe(opened, service), named }
     }
 
@@ -228,6 +242,14 @@ impl CorePort {
         }
     }
 
+    /// Whether the port stays open without connections: the peer of the last one may not have got
+    /// the answer to its release, and repeats that, and any port answers it. So as long as numbers
+    /// rest, unless nobody listens, so that other programs may have the UDP port.
+    fn lingers(&mut self, now: Instant) -> bool {
+        let until = *self.lingers_until.get_or_insert_with(|| now + RETIREMENT);
+        now < until && self.share.is_listened_at() && !self.core.is_stopping()
+    }
+
     /// A function that ends a connection, from any thread.
     pub(super) fn hang_up(&self, flow: &FlowState) -> impl Fn() + Send + Sync + use<> {
         let (flow, port, wake) = (flow.is_hung_up.clone(), self.has_hung_up.clone(), self.wake.clone());
@@ -243,6 +265,9 @@ impl CorePort {
 struct PortTask {
     port: Rc<RefCell<CorePort>>,
     watch: SocketWatch,
+    waker: Waker,
+    /// When it looks next whether a port without connections is still needed.
+    looks_at: Option<Instant>,
     buffers: ReceiveBuffers,
 }
 
@@ -253,14 +278,21 @@ impl Task for PortTask {
         if port.has_hung_up.swap(false, Ordering::Acquire) {
             port.flows.values().for_each(|flow| flow.wake());
         }
+        let (share, now) = (port.share.clone(), port.core.now());
         if port.flows.is_empty() {
-            port.is_over = true;
-            return Progress::Done;
+            if !port.lingers(now) {
+                port.is_over = true;
+                return Progress::Done;
+            }
+            if self.looks_at.is_none_or(|at| at <= now) {
+                let at = now + LINGER_TICK;
+                self.looks_at = Some(at);
+                port.core.wake_at(at, &self.waker);
+            }
         }
         if std::mem::replace(&mut port.looked, Looked::Not) != Looked::Not {
             return Progress::Idle;
         }
-        let (share, now) = (port.share.clone(), port.core.now());
         let received = share.socket().receive(&mut self.buffers, |packet| port.take(&packet, now));
         match received {
             Ok(true) => Progress::More,
@@ -280,9 +312,17 @@ impl Task for PortTask {
     }
 }
 
+/// How often a port without connections looks whether it is still needed.
+const LINGER_TICK: Duration = Duration::from_secs(1);
 /// The longest record that one receive call makes.
 const MAX_RECORD: usize = HEAD_LEN + MAX_DATAGRAM;
-const LIMITS: RocePortLimits = RocePortLimits { connections: 4096, requests: 256, requests_of_address: 64 };
+const LIMITS: RocePortLimits = RocePortLimits {
+    connections: 4096,
+    requests: 256,
+    requests_of_address: 64,
+    requests_per_second: 1000,
+    request_burst: 256,
+};
 
 #[cfg(test)]
 mod tests {
@@ -308,6 +348,32 @@ mod tests {
             ]);
         }
         outbox
+    }
+
+    #[test]
+    fn a_port_without_connections_stays_open_for_a_while_if_something_listens() {
+        let (reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
+        let core = reactor.core();
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let group = RoceGroup::at((Ipv4Addr::new(127, 189, high, low), UDP_PORT).into()).unwrap();
+        let path = RocePath::back(group.address.ip(), group.address);
+        let port = CorePort::spawn(core, group.share().unwrap()).unwrap();
+        let mut port = port.borrow_mut();
+        let now = core.now();
+        assert!(!port.lingers(now), "nobody listens");
+        port.lingers_until = None;
+        let acceptor = group.acceptor().unwrap();
+        let last = now + RETIREMENT - Duration::from_nanos(1);
+        assert!(port.lingers(now) && port.lingers(last) && !port.lingers(now + RETIREMENT));
+        // A connection begins another while.
+        let opened = port.connect(path, group.address, now).unwrap();
+        port.close(opened.info.queue_pair);
+        assert!(port.lingers(now + RETIREMENT));
+        drop(acceptor);
+        assert!(!port.lingers(now + RETIREMENT));
+        let _acceptor = group.acceptor().unwrap();
+        core.stop();
+        assert!(!port.lingers(now + RETIREMENT));
     }
 
     /// The kernel joins what comes from one address, whichever connections it is for.

@@ -153,6 +153,11 @@ impl RoceShare {
         &self.group.sockets[self.index]
     }
 
+    /// Whether something listens at the UDP port.
+    pub(super) fn is_listened_at(&self) -> bool {
+        lock(&self.group.owned).first().copied().unwrap_or_default()
+    }
+
     /// A port without connections, which draws the numbers of this share.
     ///
     /// # Errors
@@ -273,7 +278,7 @@ mod tests {
         (Ipv4Addr::new(127, 190 + last, high, low), UDP_PORT).into()
     }
 
-    const LIMITS: RocePortLimits = RocePortLimits { connections: 8, requests: 8, requests_of_address: 8 };
+    const LIMITS: RocePortLimits = RocePortLimits { connections: 8, ..RocePortLimits::NONE };
 
     /// Sets the byte of the IPv4 header that ends with the ECN bits, of what the socket sends.
     fn set_type_of_service(socket: &UdpSocket, value: u32) {

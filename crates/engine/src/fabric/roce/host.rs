@@ -26,11 +26,13 @@ use std::time::Duration;
 pub type RoceHost = ConnectorHost<RoceConnector>;
 
 /// Opens connections of RoCEv2.
-#[derive(Default)]
 pub struct RoceConnector {
-    /// The core's ports, by their groups' addresses.
-    ports: RefCell<Vec<(SocketAddr, Weak<RefCell<CorePort>>)>>,
+    ports: Rc<PortsOfCore>,
 }
+
+/// The core's ports, by their groups' addresses. A port may outlive all users of its host.
+#[derive(Default)]
+struct PortsOfCore(RefCell<Vec<(SocketAddr, Weak<RefCell<CorePort>>)>>);
 
 impl RoceHost {
     /// Opens a connection for a request that has arrived; `None` if it has one already, or its
@@ -50,7 +52,7 @@ impl RoceHost {
 impl RoceConnector {
     /// The core's port of this group.
     fn port(&self, core: &Rc<EngineCore>, group: &Arc<RoceGroup>) -> io::Result<Rc<RefCell<CorePort>>> {
-        let mut ports = self.ports.borrow_mut();
+        let mut ports = self.ports.0.borrow_mut();
         ports.retain(|(_, port)| port.strong_count() > 0);
         let known = ports.iter().find(|(address, _)| *address == group.address);
         if let Some(port) = known.and_then(|(_, port)| port.upgrade()).filter(|port| !port.borrow().is_over) {
@@ -66,8 +68,8 @@ impl RoceConnector {
 impl Connector for RoceConnector {
     type Stream = RoceStream;
 
-    fn new(_core: &EngineCore) -> RoceConnector {
-        RoceConnector::default()
+    fn new(core: &EngineCore) -> RoceConnector {
+        RoceConnector { ports: core.local(PortsOfCore::default) }
     }
 
     fn connect(&self, core: &Rc<EngineCore>, service: SocketAddr) -> io::Result<RoceStream> {
@@ -113,4 +115,26 @@ fn in_use(local: IpAddr, peer: SocketAddr) -> String {
     let place = if peer.is_ipv4() { "all addresses" } else { "this address" };
     let advice = format!("connect with {TCP_TARGET_QUERY}, or let the target listen at one IPv4 address");
     port_in_use(place, &advice, has_software_roce())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::reactor::{PollPolicy, Reactor};
+    use blockmux_rdma::roce::bytes::UDP_PORT;
+    use std::net::Ipv4Addr;
+
+    /// A port stays open for a while without connections. It is the only one of its core then, too.
+    #[test]
+    fn a_core_has_one_port_of_an_address_whichever_host_opens_it() {
+        let (reactor, _inbox) = Reactor::new(PollPolicy::Never, 1 << 20).unwrap();
+        let core = reactor.core();
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let group = RoceGroup::at((Ipv4Addr::new(127, 188, high, low), UDP_PORT).into()).unwrap();
+        let port = || RoceHost::on(core).connector.port(core, &group).unwrap();
+        let first = port();
+        assert!(Rc::ptr_eq(&first, &port()));
+        first.borrow_mut().is_over = true;
+        assert!(!Rc::ptr_eq(&first, &port()));
+    }
 }

@@ -12,7 +12,7 @@ use crate::net::host::{Host, SocketWatch};
 use crate::net::socket::Address;
 use crate::serve::listener::{ConnectionLimit, ListenerEnd, Serve};
 use blockmux_rdma::roce::bytes::RejectReason;
-use blockmux_rdma::roce::port::{RocePort, RocePortLimits, RoceRequest, Routed, refusal};
+use blockmux_rdma::roce::port::{RocePort, RocePortLimits, RoceRequest, Routed};
 use blockmux_volume::Core;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -63,7 +63,7 @@ impl FabricListener for RoceListener {
             }
             return Ok(());
         };
-        let port = share.port(NONE)?;
+        let port = share.port(RocePortLimits::NONE)?;
         let services = Arc::new(Services { address: group.address, list: Mutex::new(vec![service]) });
         all.push(Arc::downgrade(&services));
         core.spawn(|waker| RoceListenerTask {
@@ -149,7 +149,8 @@ fn on_packet(
                 Some(service) => service.pass(packet, &request).err(),
                 None => Some(RejectReason::INVALID_SERVICE_ID),
             };
-            if let Some(answer) = refused.and_then(|reason| refusal(packet.datagram, reason)) {
+            let answer = refused.and_then(|reason| port.refuse(packet.datagram, reason, now));
+            if let Some(answer) = answer {
                 share.answer(packet.to, packet.from, &answer);
             }
         }
@@ -177,7 +178,7 @@ impl Service {
             self.passed.fetch_sub(1, Ordering::Relaxed);
             return Ok(());
         }
-        let core = ArrivedRequest::core_of(request.peer, request.comm_id, self.cores.len());
+        let core = ArrivedRequest::core_of(request, self.cores.len());
         if let Some(core) = self.cores.get(core) {
             let (service, request) = (self.clone(), ArrivedRequest::new(packet));
             core.send(move |core| {
@@ -223,7 +224,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-const NONE: RocePortLimits = RocePortLimits { connections: 0, requests: 0, requests_of_address: 0 };
 /// Requests of one service that may be on their way to cores.
 const MAX_PASSED: usize = 64;
 

@@ -114,4 +114,4 @@ impl LoginStream for LoginFlow {
     }
 }
 
-const ONE: RocePortLimits = RocePortLimits { connections: 1, requests: 0, requests_of_address: 0 };
+const ONE: RocePortLimits = RocePortLimits { connections: 1, ..RocePortLimits::NONE };

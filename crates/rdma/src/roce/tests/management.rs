@@ -230,6 +230,57 @@ fn messages_of_the_set_up_that_come_again_change_nothing_of_a_live_connection() 
     }
 }
 
+/// A request of the peer's queue pair that the peer has not sent, or has sent after a restart.
+fn stale_request(managed: &Managed) -> CmReq {
+    CmReq { local_comm_id: U32::new(managed.comm_ids[ACTIVE] ^ 1), ..managed.req }
+}
+
+#[test]
+fn a_forged_request_of_a_live_peers_queue_pair_is_rejected_and_ends_nothing() {
+    let mut managed = Managed::connected();
+    let stale = stale_request(&managed);
+    for _ in 0..3 {
+        managed.deliver(PASSIVE, CmAttribute::REQ, &stale);
+        let now = managed.now;
+        let mut sent = packets(&mut managed.ends[PASSIVE], now);
+        let probe = sent.split_off(1);
+        let answer = management(sent);
+        let [(CmAttribute::REJ, body)] = &answer[..] else { panic!("{answer:?}") };
+        let rej = CmRej::read_from_bytes(body).unwrap();
+        assert_eq!((rej.reason.get(), rej.message), (RejectReason::STALE_CONNECTION.0, ANSWERS_REQ));
+        assert_eq!((rej.local_comm_id.get(), rej.remote_comm_id), (0, stale.local_comm_id));
+        // The live peer has not asked for that.
+        managed.deliver(ACTIVE, CmAttribute::REJ, &rej);
+        assert_eq!(probe.len(), 1);
+        managed.ends[ACTIVE].on_packet(&Chunk::from_slice(&probe[0]), false, now).unwrap();
+        for packet in packets(&mut managed.ends[ACTIVE], now) {
+            managed.ends[PASSIVE].on_packet(&Chunk::from_slice(&packet), false, now).unwrap();
+        }
+        managed.now += Duration::from_millis(1);
+        managed.assert_live();
+    }
+    // One of another queue pair is none of this connection's.
+    let other = CmReq { local_qpn: U24::new(managed.queue_pairs[ACTIVE] ^ 1), ..stale };
+    managed.deliver(PASSIVE, CmAttribute::REQ, &other);
+    assert_eq!(managed.answers(PASSIVE), []);
+}
+
+#[test]
+fn a_peer_that_requests_its_queue_pair_again_and_is_silent_loses_the_old_connection() {
+    let mut managed = Managed::connected();
+    let stale = stale_request(&managed);
+    managed.deliver(PASSIVE, CmAttribute::REQ, &stale);
+    let begun = managed.now;
+    let passive = &mut managed.ends[PASSIVE];
+    while packets(passive, managed.now).is_empty() || passive.poll().is_none() {
+        let next = passive.poll_timeout().expect("it waits for an answer");
+        managed.now = managed.now.max(next);
+        passive.on_timeout(managed.now).ok();
+        assert!(managed.now < begun + SETUP_TIMEOUT);
+    }
+    assert!(!passive.cm.is_established() || passive.cm.is_releasing());
+}
+
 #[test]
 fn a_release_that_comes_again_is_confirmed_again_and_reported_once() {
     for to in [ACTIVE, PASSIVE] {

@@ -1,7 +1,7 @@
 //! Many connections of one port, and those who would like more.
 
+use super::super::port::{ANSWER_BURST, ANSWERS_PER_SECOND, RETIREMENT};
 use super::super::port::{DroppedPacket, OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed};
-use super::super::port::{RETIREMENT, refusal};
 use super::super::{Roce, RoceConfig, RoceNumbers};
 use crate::queue_pair::Provider;
 use blockmux_proto::rdma::{Endpoint, Event, QueuePair};
@@ -13,7 +13,13 @@ use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-const LIMITS: RocePortLimits = RocePortLimits { connections: 12, requests: 8, requests_of_address: 3 };
+const LIMITS: RocePortLimits = RocePortLimits {
+    connections: 12,
+    requests: 8,
+    requests_of_address: 3,
+    requests_per_second: 1000,
+    request_burst: 1000,
+};
 const TARGET: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
 
 fn host(number: u8) -> Ipv4Addr {
@@ -29,7 +35,7 @@ fn port() -> RocePort {
 }
 
 fn asks(number: u8, comm_id: u32) -> RoceRequest {
-    RoceRequest { peer: host(number).into(), service: Some(4420), comm_id }
+    RoceRequest { peer: host(number).into(), service: Some(4420), comm_id, queue_pair: 17 }
 }
 
 fn endpoint() -> Endpoint {
@@ -63,7 +69,11 @@ fn sealed(roce: &mut Roce, flow: RoceFlow, now: Instant) -> Vec<Vec<u8>> {
 
 /// A host that connects, with its request.
 fn initiator(number: u8, now: Instant) -> (Roce, Vec<u8>) {
-    let numbers = RoceNumbers { queue_pair: 17, first_psn: 5, comm_id: 77, guid: 1 };
+    initiator_with(number, 77, now)
+}
+
+fn initiator_with(number: u8, comm_id: u32, now: Instant) -> (Roce, Vec<u8>) {
+    let numbers = RoceNumbers { queue_pair: 17, first_psn: 5, comm_id, guid: 1 };
     let config = config(host(number).into(), TARGET.into());
     let mut roce = Roce::active(&endpoint(), config, numbers, Pool::new(0), [1; 32], now);
     let request = sealed(&mut roce, flow_from(host(number)), now).remove(0);
@@ -161,6 +171,88 @@ fn a_flood_of_requests_displaces_itself_first() {
     assert_eq!(port.len(), LIMITS.requests + 1);
 }
 
+/// A port where the number of requests at a time is the only limit.
+fn port_with_burst(request_burst: u32) -> RocePort {
+    let limits = RocePortLimits {
+        connections: usize::MAX,
+        requests: usize::MAX,
+        requests_of_address: usize::MAX,
+        requests_per_second: 10,
+        request_burst,
+    };
+    RocePort::new(limits, [3; 32])
+}
+
+#[test]
+fn a_flood_of_requests_of_one_address_is_limited_and_leaves_half_of_the_rate_to_others() {
+    let (mut port, mut now) = (port_with_burst(100), Instant::now());
+    let established = port.admit(&asks(1, 1), now).unwrap();
+    establish(&mut port, 1, &established, now);
+    let mut comm_ids = 0..;
+    let mut flood = |port: &mut RocePort, now| {
+        comm_ids.by_ref().take(1000).filter(|comm_id| port.admit(&asks(2, *comm_id), now).is_some()).count()
+    };
+    assert_eq!(flood(&mut port, now), 50);
+    for number in 3..53 {
+        assert!(port.admit(&asks(number, 1), now).is_some(), "host {number} is kept out");
+    }
+    // Forged requests of many addresses may use the rest up. A connection is not affected by it.
+    assert_eq!(port.admit(&asks(53, 1), now), None);
+    let RoceNumbers { queue_pair, first_psn, .. } = established.numbers;
+    assert_eq!(
+        route(&mut port, 1, &acknowledgement(queue_pair, first_psn + 1), now),
+        Routed::Connection(queue_pair)
+    );
+    now += Duration::from_secs(1);
+    assert_eq!(flood(&mut port, now), 0);
+    assert_eq!((53..100).filter(|number| port.admit(&asks(*number, 1), now).is_some()).count(), 10);
+    now += Duration::from_secs(7);
+    assert_eq!(flood(&mut port, now), 20);
+}
+
+#[test]
+fn hosts_that_establish_what_they_request_are_not_limited() {
+    let (mut port, now) = (port_with_burst(2), Instant::now());
+    for comm_id in 0..1000 {
+        let opened = port.admit(&asks(1, comm_id), now).unwrap();
+        establish(&mut port, 1, &opened, now);
+        if comm_id % 2 == 0 {
+            port.close(opened.numbers.queue_pair, now);
+        }
+    }
+    // Closing what was never established gives nothing back.
+    for comm_id in [0, 1] {
+        let opened = port.admit(&asks(2, comm_id), now).unwrap();
+        port.close(opened.numbers.queue_pair, now);
+    }
+    assert_eq!(port.admit(&asks(2, 2), now), None);
+}
+
+#[test]
+fn a_request_of_an_established_queue_pair_goes_to_its_connection() {
+    let (mut port, now) = (port(), Instant::now());
+    let opened = port.admit(&asks(1, 76), now).unwrap();
+    let (_, again) = initiator_with(1, 77, now);
+    let routed = |port: &mut RocePort, from: u8, packet: &[u8]| {
+        route(port, from, packet.split_last_chunk::<4>().unwrap().0, now)
+    };
+    // A forged request keeps no host out.
+    assert_eq!(routed(&mut port, 1, &again), Routed::Request(asks(1, 77)));
+    establish(&mut port, 1, &opened, now);
+    let connection = Routed::Connection(opened.numbers.queue_pair);
+    assert_eq!(routed(&mut port, 1, &again), connection);
+    let (_, of_other) = initiator_with(2, 77, now);
+    assert_eq!(routed(&mut port, 2, &of_other), Routed::Request(asks(2, 77)));
+    port.close(opened.numbers.queue_pair, now);
+    assert_eq!(routed(&mut port, 1, &again), Routed::Request(asks(1, 77)));
+    // Of two that were established, the later one counts, also when the other is closed.
+    let [first, second] = [78, 79].map(|comm_id| port.admit(&asks(1, comm_id), now).unwrap());
+    establish(&mut port, 1, &first, now);
+    establish(&mut port, 1, &second, now);
+    port.close(first.numbers.queue_pair, now);
+    assert_eq!(routed(&mut port, 1, &again), Routed::Connection(second.numbers.queue_pair));
+}
+
 #[test]
 fn who_has_guessed_the_number_of_a_queue_pair_establishes_nothing() {
     let (mut port, now) = (port(), Instant::now());
@@ -249,7 +341,7 @@ fn numbers_are_unpredictable_and_rest_before_they_are_used_again() {
 fn messages_about_nothing_are_answered_or_dropped() {
     let (mut port, now) = (port(), Instant::now() + Duration::from_secs(1));
     let (_, request) = initiator(1, now);
-    let rejected = refusal(&request, RejectReason::INVALID_SERVICE_ID).unwrap();
+    let rejected = port.refuse(&request, RejectReason::INVALID_SERVICE_ID, now).unwrap();
     let payload = &rejected[20..];
     let Some((_, CmMessage::Rej(rej))) = CmMessage::parse(payload) else { panic!("{payload:?}") };
     assert_eq!((rej.remote_comm_id.get(), rej.reason.get()), (77, RejectReason::INVALID_SERVICE_ID.0));
@@ -264,7 +356,7 @@ fn messages_about_nothing_are_answered_or_dropped() {
     // The reject itself is about no connection of this port.
     let sealed = [&rejected[..], &flow.icrc(Fragmentation::default(), &rejected)].concat();
     assert_eq!(port.route(&flow, &sealed, now), Routed::Dropped(DroppedPacket::Unknown));
-    assert_eq!(refusal(&sealed, RejectReason::NO_QP), None);
+    assert_eq!(port.refuse(&sealed, RejectReason::NO_QP, now), None);
     for len in 0..sealed.len() {
         assert!(matches!(port.route(&flow, &sealed[..len], now), Routed::Dropped(_)), "{len}");
     }
@@ -278,4 +370,40 @@ fn messages_about_nothing_are_answered_or_dropped() {
     assert!(
         matches!(CmMessage::parse(payload), Some((_, CmMessage::Drep(drep))) if drep.local_comm_id.get() == 77)
     );
+}
+
+#[test]
+fn a_flood_of_what_asks_for_an_answer_is_limited() {
+    let (mut port, mut now) = (port(), Instant::now());
+    let (_, request) = initiator(1, now);
+    let mut release = request[..request.len() - 4].to_vec();
+    release[37] = 0x15;
+    let opened = port.admit(&asks(1, 77), now).unwrap();
+    let connection = Routed::Connection(opened.numbers.queue_pair);
+    for expected in [ANSWER_BURST, ANSWERS_PER_SECOND.min(ANSWER_BURST)] {
+        let refused = || {
+            let mut port = self::port();
+            (0..10_000).filter(|_| port.refuse(&request, RejectReason::NO_QP, now).is_some()).count()
+        };
+        assert_eq!(refused(), ANSWER_BURST as usize);
+        let mut answered = 0;
+        let mut repeated = 0;
+        for _ in 0..10_000 {
+            match route(&mut port, 1, &release, now) {
+                Routed::Answer(_) => answered += 1,
+                other => assert_eq!(other, Routed::Dropped(DroppedPacket::TooMany)),
+            }
+            match route(&mut port, 1, &request[..request.len() - 4], now) {
+                Routed::Dropped(DroppedPacket::TooMany) => {}
+                other => {
+                    assert_eq!(other, connection);
+                    repeated += 1;
+                }
+            }
+        }
+        assert_eq!((answered, repeated), (expected / 2, expected / 2));
+        now += Duration::from_secs(1);
+    }
+    // What belongs to a connection is not limited.
+    establish(&mut port, 1, &opened, now);
 }
