@@ -16,6 +16,9 @@ mod output;
 mod process;
 mod protocol;
 mod spec_text;
+#[cfg(test)]
+#[path = "../../engine/tests/turns_storage/mod.rs"]
+mod turns_storage;
 mod volume_kinds;
 
 use blockmux_engine::sys;

@@ -4,6 +4,7 @@
 mod conforms;
 
 use blockmux_engine::volume::rbd::{ImageName, RadosState, RbdOwnership, RbdVolume};
+use blockmux_proto::volume_state::Ownership;
 use blockmux_rbd::fake::FakeImage;
 use blockmux_volume::{Io, IoError, Op, Output, Seg, Tag, Volume};
 use conforms::{conforms, harness};
@@ -113,6 +114,30 @@ fn a_request_that_is_refused_for_want_of_the_lock_asks_who_has_it() {
     is_asked.recv().unwrap();
     assert!(is_asked.try_recv().is_err());
     answer.send(()).unwrap();
+}
+
+#[test]
+fn a_client_that_reservations_refuse_has_the_cluster_asked_unless_it_does_not_answer() {
+    let volume = volume(&FakeImage::new(1 << 20), false);
+    let ownership = RbdOwnership::new(volume, RadosState::unowned(), || {});
+    let (asked, is_asked) = mpsc::channel();
+    ownership.on_refused(move || asked.send(()).unwrap());
+    let pending = ownership.question();
+    ownership.recheck();
+    assert!(is_asked.try_recv().is_err());
+    drop(pending);
+    ownership.recheck();
+    is_asked.recv().unwrap();
+}
+
+#[test]
+fn a_question_who_owns_an_image_keeps_only_the_image() {
+    let volume = volume(&FakeImage::new(1 << 20), false);
+    let ownership = RbdOwnership::new(volume.clone(), RadosState::unowned(), || {});
+    let (question, kept) = (ownership.question(), Arc::downgrade(&volume));
+    drop((ownership, volume));
+    assert_eq!(kept.strong_count(), 0, "a takeover waits for the volume");
+    drop(question);
 }
 
 #[test]

@@ -439,7 +439,7 @@ impl Disks {
     fn start(&self, work: impl FnOnce() + Send + 'static) {
         match &self.privileged {
             Some(privileged) => privileged.start(Box::new(work)),
-            // Without a thread, whoever waits for the work notices that it has ended.
+            // Without a thread, the caller that waits for the work notices that it has ended.
             None => drop(thread::Builder::new().name("disks".to_owned()).spawn(work)),
         }
     }

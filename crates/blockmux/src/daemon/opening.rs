@@ -15,6 +15,7 @@ use crate::volume_kinds::open::{self, Access, OpenImage, Opened, Populate, Use};
 use blockmux_proto::exports::Export;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
+use blockmux_volume::spec::ImageOwnership;
 use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::BTreeMap;
@@ -105,9 +106,7 @@ impl VolumeOpener {
             )));
         }
         self.check_blocks(named, &info)?;
-        if image.as_ref().is_some_and(OpenImage::is_standby) {
-            self.check_sessions(named)?;
-        }
+        self.check_sessions(named)?;
         let local = identify(named, data.as_ref(), &machine_id())?;
         // An image that one machine owns is the same disk on the next one that does.
         let is_owned = image.as_ref().is_some_and(OpenImage::is_owned);
@@ -140,9 +139,13 @@ impl VolumeOpener {
 }
 
 impl VolumeOpener {
-    /// Checks that every protocol that exports a volume has sessions, which end when another daemon
-    /// serves the volume: what was sent before may be out of date afterwards.
-    fn check_sessions(&self, named: &NamedVolume) -> Result<(), Failure> {
+    /// Checks that every protocol that exports an image with `exclusive=standby` has sessions. They
+    /// end when another daemon serves the image, because what was sent before may be out of date
+    /// afterwards.
+    pub(super) fn check_sessions(&self, named: &NamedVolume) -> Result<(), Failure> {
+        if !is_in_turns(&named.entry.spec) {
+            return Ok(());
+        }
         let by_default = |protocol: &&&Protocol| self.policy.exports_by_default(protocol, &named.name);
         let mut serving = self.protocols.iter().filter(by_default);
         serving.try_for_each(|protocol| check_sessions(protocol, &named.entry.spec))
@@ -177,6 +180,13 @@ fn own(opened: &Opened, named: &NamedVolume, turn: Option<&KnownTurn>) -> Result
         warn!("`{name}` is standby, because this process cannot own the image: {failure}");
     }
     Ok(owned.is_err())
+}
+
+/// Whether daemons serve an image of this spec in turns.
+pub(super) fn is_in_turns(spec: &Spec) -> bool {
+    let is_standby =
+        |spec: &&Spec| matches!(spec, Spec::Rbd(image) if image.ownership == ImageOwnership::Standby);
+    spec.leaves().iter().any(is_standby)
 }
 
 fn check_sessions(protocol: &Protocol, spec: &Spec) -> Result<(), Failure> {

@@ -5,7 +5,7 @@
 use super::blocking_work::{Awaited, BlockingWork};
 use super::config_audit::{self, Caller};
 use super::disks::Disks;
-use super::reload::{DRAIN_TIMEOUT, wait};
+use super::reload::{DRAIN_TIMEOUT, FENCED, wait};
 use crate::api::{ApiError, ErrorCode};
 use blockmux_engine::serve::sessions::{Draining, Sessions};
 use blockmux_engine::volume::turns::{self, DRAIN_LIMIT, DRAINING, TurnChange, TurnError};
@@ -85,7 +85,7 @@ impl OwnedVolume {
             Ok(())
         };
         let done = turns::activate(&self.state, take, &self.wake, begin);
-        let done = done.map_err(|error| refusal(&self.name, error))?;
+        let done = done.map_err(|error| self.refusal(error))?;
         // A connection may have begun before and have logged in since, or an earlier command was
         // given up.
         self.end_fenced();
@@ -105,7 +105,7 @@ impl OwnedVolume {
             (self.check_disks)()
         };
         let done = turns::deactivate(&self.state, begin, paused);
-        let done = done.map_err(|error| refusal(&self.name, error))?;
+        let done = done.map_err(|error| self.refusal(error))?;
         if done == TurnChange::Done {
             // They may connect again at once: those that do are served with the next activation,
             // which ends the others.
@@ -127,6 +127,34 @@ impl OwnedVolume {
         (self.wake)();
         draining
     }
+
+    fn refusal(&self, error: TurnError<ApiError>) -> ApiError {
+        let name = &self.name;
+        match error {
+            TurnError::GivenUp(error) => error,
+            TurnError::NotInTurns => {
+                let text = format!(
+                    "{name}: no other daemon can serve it in turns; only images of Ceph with exclusive=standby, on \
+                     or take can be made active and standby"
+                );
+                ApiError::new(ErrorCode::Conflict, text)
+            }
+            TurnError::Refused(refused) => {
+                let text = format!("{name}: {refused}; try again when that is done");
+                ApiError::new(ErrorCode::Busy, text)
+            }
+            TurnError::InFlight { now } => {
+                let (limit, now) = (DRAIN_LIMIT.as_secs(), now.name());
+                let text = format!("I/O from before has not ended after {limit} s; the volume is {now}");
+                ApiError::failed(format!("{name}: {DRAINING}: {text}"))
+            }
+            TurnError::Failed { step, error, may_own } => {
+                let is_unknown = may_own && self.state.serving() != ServingState::Active;
+                let advice = if is_unknown { MAY_OWN } else { "" };
+                ApiError::failed(format!("{name}: {step}: {error}{advice}"))
+            }
+        }
+    }
 }
 
 /// Refuses to change a volume that has a disk on this machine: that is a client without another
@@ -143,31 +171,9 @@ pub(super) fn check_no_disk(name: &str, disks: &Disks) -> Result<(), ApiError> {
     Err(ApiError::new(ErrorCode::Conflict, text))
 }
 
-fn refusal(name: &str, error: TurnError<ApiError>) -> ApiError {
-    match error {
-        TurnError::GivenUp(error) => error,
-        TurnError::NotInTurns => {
-            let text = format!(
-                "{name}: no other daemon can serve it in turns; only images of Ceph with exclusive=standby, on or \
-                 take can be made active and standby"
-            );
-            ApiError::new(ErrorCode::Conflict, text)
-        }
-        TurnError::Refused(refused) => {
-            let text = format!("{name}: {refused}; try again when that is done");
-            ApiError::new(ErrorCode::Busy, text)
-        }
-        TurnError::InFlight { now } => {
-            let (limit, now) = (DRAIN_LIMIT.as_secs(), now.name());
-            let text = format!("I/O from before has not ended after {limit} s; the volume is {now}");
-            ApiError::failed(format!("{name}: {DRAINING}: {text}"))
-        }
-        TurnError::Failed { step, error, .. } => ApiError::failed(format!("{name}: {step}: {error}")),
-    }
-}
-
-/// Why a session ended whose volume is served by another daemon, or was meanwhile, for the log.
-const FENCED: &str = "the volume was fenced";
+/// The cluster may still say that this daemon owns the image, which does not serve it.
+const MAY_OWN: &str = "; the cluster has not confirmed the release: until it has, another daemon gets the image only \
+                       with 'ctl activate --take'";
 /// Time for which a command is waited for. One that takes longer goes on, and what it has done is
 /// logged.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -175,89 +181,12 @@ const LIMIT: Duration = Duration::from_secs(300);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turns_storage::TestStorage;
     use blockmux_proto::driver::audit_event::Login;
-    use blockmux_proto::names::volume_uuid::VolumeUuid;
-    use blockmux_proto::volume_state::{
-        self, Commit, Epoch, NotAcquired, Ownership, SharedState, StateGeneration, StoredState,
-        VolumeIdentity,
-    };
+    use blockmux_proto::volume_state::Epoch;
     use blockmux_volume::MemVolume;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
-
-    /// A storage that answers as a test says, and records what it is asked.
-    #[derive(Default)]
-    struct Storage {
-        calls: Mutex<Vec<String>>,
-        /// Calls that fail.
-        failing: Mutex<Vec<&'static str>>,
-        is_owner: Mutex<bool>,
-        stored: Mutex<StoredState>,
-    }
-
-    impl Storage {
-        fn call(&self, call: &str) -> Result<(), String> {
-            self.calls.lock().unwrap().push(call.to_owned());
-            let is_failing = self.failing.lock().unwrap().iter().any(|failing| call.starts_with(failing));
-            if is_failing { Err(format!("{call} fails")) } else { Ok(()) }
-        }
-
-        fn calls(&self) -> Vec<String> {
-            std::mem::take(&mut *self.calls.lock().unwrap())
-        }
-
-        fn fail(&self, call: Option<&'static str>) {
-            *self.failing.lock().unwrap() = call.into_iter().collect();
-        }
-    }
-
-    impl Ownership for Storage {
-        fn acquire(
-            &self,
-            take: bool,
-            _transition: &volume_state::Transition,
-        ) -> Result<StoredState, NotAcquired> {
-            let called = self.call(if take { "acquire, take" } else { "acquire" });
-            called.map_err(|error| NotAcquired { error, may_own: false })?;
-            *self.is_owner.lock().unwrap() = true;
-            Ok(self.stored.lock().unwrap().clone())
-        }
-
-        fn is_held(&self) -> Result<bool, String> {
-            self.call("is_held")?;
-            Ok(*self.is_owner.lock().unwrap())
-        }
-
-        fn release(&self, _transition: &volume_state::Transition) -> Result<(), String> {
-            self.call("release")?;
-            *self.is_owner.lock().unwrap() = false;
-            Ok(())
-        }
-    }
-
-    impl SharedState for Storage {
-        fn propose(&self, _expected: StateGeneration, _image: &[u8]) -> StateGeneration {
-            StateGeneration(1)
-        }
-
-        fn outcome(&self, _proposal: StateGeneration) -> Option<Commit> {
-            Some(Commit::Committed)
-        }
-    }
-
-    fn standby() -> (Arc<Storage>, Arc<VolumeState>) {
-        let storage = Arc::new(Storage::default());
-        let identity = VolumeIdentity {
-            uuid: VolumeUuid::of_texts(&["image"]),
-            unit: Default::default(),
-            target_name: "disk".to_owned(),
-            disk_number: None,
-            claim: Box::new(()),
-        };
-        let volume = Arc::new(MemVolume::new(1 << 20));
-        let state = VolumeState::owned(volume, identity, storage.clone(), storage.clone(), None).unwrap();
-        (storage, state)
-    }
 
     /// The volume `disk` without sessions and disks.
     fn owned(state: &Arc<VolumeState>) -> OwnedVolume {
@@ -281,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_volume_becomes_active_and_standby_and_a_repeated_command_does_nothing() {
-        let (storage, state) = standby();
+        let (storage, state) = TestStorage::standby();
         assert_eq!(leave(&state), Ok(TurnChange::Nothing));
         assert_eq!(go(&state, true), Ok(TurnChange::Done));
         assert_eq!(go(&state, true), Ok(TurnChange::Nothing), "it takes nothing from itself");
@@ -293,40 +222,41 @@ mod tests {
 
     #[test]
     fn a_failure_names_its_step_and_leaves_a_state_in_which_the_command_can_be_repeated() {
-        let (storage, state) = standby();
-        storage.fail(Some("acquire"));
+        let (storage, state) = TestStorage::standby();
+        storage.fail(&["acquire"]);
         assert_eq!(go(&state, false).unwrap_err(), "disk: acquiring the image: acquire fails");
         assert_eq!(state.serving(), ServingState::Standby);
-        storage.fail(None);
-        *storage.stored.lock().unwrap() = StoredState { image: vec![1], ..StoredState::default() };
+        storage.fail(&[]);
+        storage.store(&[1]);
         let said = go(&state, false).unwrap_err();
         assert!(said.starts_with("disk: loading the reservations: the stored state is damaged"), "{said}");
-        assert!(!*storage.is_owner.lock().unwrap() && state.serving() == ServingState::Standby);
-        *storage.stored.lock().unwrap() = StoredState::default();
+        assert!(!storage.is_owned() && state.serving() == ServingState::Standby);
+        storage.store(&[]);
         assert_eq!(go(&state, false), Ok(TurnChange::Done));
-        storage.fail(Some("release"));
+        storage.fail(&["release"]);
         let said = leave(&state).unwrap_err();
         assert!(said.starts_with("disk: releasing the image: release fails"), "{said}");
+        assert!(said.contains("the cluster has not confirmed the release"), "{said}");
         assert_eq!(state.serving(), ServingState::Standby);
-        storage.fail(None);
+        storage.fail(&[]);
         assert_eq!(go(&state, false), Ok(TurnChange::EndsSessions));
-        storage.fail(Some("is_held"));
+        storage.fail(&["is_held"]);
         assert_eq!(go(&state, false).unwrap_err(), "disk: asking who owns the image: is_held fails");
         assert_eq!(state.serving(), ServingState::Active);
     }
 
     #[test]
     fn a_volume_that_was_taken_unnoticed_is_activated_again_without_its_sessions() {
-        let (storage, state) = standby();
+        let (storage, state) = TestStorage::standby();
         assert_eq!(go(&state, false), Ok(TurnChange::Done));
-        *storage.is_owner.lock().unwrap() = false;
+        storage.take();
         assert_eq!(go(&state, false), Ok(TurnChange::EndsSessions));
         assert_eq!(storage.calls(), ["acquire", "is_held", "is_held", "acquire", "is_held"]);
     }
 
     #[test]
     fn disks_of_this_machine_are_refused_where_they_would_fail_and_only_there() {
-        let (storage, state) = standby();
+        let (storage, state) = TestStorage::standby();
         let refuse = || Err(ApiError::failed("its disk has no other path"));
         let attached = OwnedVolume { check_disks: Box::new(refuse), ..owned(&state) };
         let go_attached = || attached.become_active(false, &Awaited::default());
@@ -335,15 +265,15 @@ mod tests {
         assert_eq!(go_attached().unwrap(), TurnChange::Done, "they continue with the sessions");
         assert_eq!(go_attached().unwrap(), TurnChange::Nothing);
         assert!(leave_attached().is_err() && state.serving() == ServingState::Active);
-        *storage.is_owner.lock().unwrap() = false;
+        storage.take();
         assert!(go_attached().is_err() && state.serving() == ServingState::Standby);
-        assert!(!*storage.is_owner.lock().unwrap());
+        assert!(!storage.is_owned());
         assert_eq!(go(&state, false), Ok(TurnChange::EndsSessions));
     }
 
     #[test]
     fn a_disk_that_is_attached_while_the_volume_steps_down_keeps_it_active() {
-        let (storage, state) = standby();
+        let (storage, state) = TestStorage::standby();
         assert_eq!(go(&state, false), Ok(TurnChange::Done));
         let own = state.clone();
         let check = move || match own.serving() {
@@ -352,12 +282,12 @@ mod tests {
         };
         let attached = OwnedVolume { check_disks: Box::new(check), ..owned(&state) };
         assert!(attached.become_standby(&Awaited::default()).is_err());
-        assert!(state.serving() == ServingState::Active && *storage.is_owner.lock().unwrap());
+        assert!(state.serving() == ServingState::Active && storage.is_owned());
     }
 
     #[test]
     fn fenced_sessions_end_before_the_storage_is_asked_and_with_a_repeated_command() {
-        let (storage, state) = standby();
+        let (storage, state) = TestStorage::standby();
         assert_eq!(go(&state, false), Ok(TurnChange::Done));
         let sessions = Sessions::default();
         let login = || Login {
@@ -372,7 +302,7 @@ mod tests {
         let (ending, asking, called) = (session.clone(), is_asked.clone(), storage.clone());
         let end = move || {
             if asking.load(Ordering::Relaxed) && ending.lock().unwrap().take().is_some() {
-                let _ = called.call("a session ends");
+                called.note("a session ends");
             }
         };
         let asked = is_asked.clone();
@@ -399,9 +329,9 @@ mod tests {
 
     #[test]
     fn a_command_that_is_given_up_says_whether_the_volume_was_taken_meanwhile() {
-        let (_storage, state) = standby();
+        let (_storage, state) = TestStorage::standby();
         assert_eq!(go(&state, false), Ok(TurnChange::Done));
-        let said = refusal("disk", TurnError::InFlight { now: ServingState::Standby }).to_string();
+        let said = owned(&state).refusal(TurnError::InFlight { now: ServingState::Standby }).to_string();
         assert_eq!(
             said,
             "disk: draining I/O: I/O from before has not ended after 30 s; the volume is standby"
@@ -410,7 +340,7 @@ mod tests {
 
     #[test]
     fn one_command_at_a_time_changes_a_volume_and_others_change_nothing() {
-        let (_storage, state) = standby();
+        let (_storage, state) = TestStorage::standby();
         let promotion = state.promote().unwrap();
         for said in [go(&state, false), leave(&state)] {
             assert!(said.unwrap_err().contains("try again when that is done"));

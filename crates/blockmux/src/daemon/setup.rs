@@ -9,7 +9,7 @@ use super::attachment::{self, ATTACHMENTS};
 use super::config::{Config, VolumeEntry, current_directory};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
-use super::opening::{KnownVolumes, NamedVolume, VolumeOpener};
+use super::opening::{KnownVolumes, NamedVolume, VolumeOpener, is_in_turns};
 use super::role::{API_CERTIFICATES, API_TOKENS};
 use super::sources::{NamedList, Sources};
 use super::state;
@@ -31,7 +31,6 @@ use blockmux_lab::ceiling::Transport;
 use blockmux_proto::exports::{Export, Exports};
 use blockmux_proto::volume_state::VolumeState;
 use blockmux_volume::Spec;
-use blockmux_volume::spec::ImageOwnership;
 use rustix::thread::CapabilitySet;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -506,15 +505,13 @@ fn policy_of(frontends: &Frontends, volumes: &[NamedVolume]) -> Result<Policy, F
 /// what was sent before another daemon served the image could not be told from what is sent
 /// afterwards.
 fn check_turns(targets: &[(&'static str, TargetAccess)], volumes: &[NamedVolume]) -> Result<(), Failure> {
-    let is_standby =
-        |spec: &&Spec| matches!(spec, Spec::Rbd(image) if image.ownership == ImageOwnership::Standby);
     let without_sessions = targets.iter().filter(|(protocol, _)| {
         protocol::by_name(protocol).is_some_and(|protocol| protocol.carrier == Carrier::Frames)
     });
     for (_, target) in without_sessions {
         let mut own =
             volumes.iter().filter(|volume| target.volumes.iter().any(|(name, _)| *name == volume.name));
-        if let Some(volume) = own.find(|volume| volume.entry.spec.leaves().iter().any(is_standby)) {
+        if let Some(volume) = own.find(|volume| is_in_turns(&volume.entry.spec)) {
             return Err(Failure::request(format!(
                 "{}: `{}` has no sessions that could end when another daemon serves the image; remove the target, or \
                  serve the image with exclusive=on",

@@ -205,8 +205,7 @@ fn owned(
     });
     let (refused, name) = (Arc::downgrade(&volume_state), refused_name);
     ownership.on_refused(move || {
-        let Some(volume_state) = refused.upgrade() else { return };
-        if let Err(error) = volume_state.check_ownership(|| warn!("{}", lost_text(&name))) {
+        if let Err(error) = VolumeState::check_ownership(&refused, || warn!("{}", lost_text(&name))) {
             warn!("`{name}`: I/O was refused, and the cluster does not tell who owns the image: {error}");
         }
     });

@@ -75,7 +75,7 @@ pub fn activate<E>(
     if volume_state.serving() == ServingState::Active {
         let lost = || tracing::warn!("another client has taken the volume, which nobody has noticed");
         let failed = |error| TurnError::Failed { step: ASKING, error, may_own: true };
-        if volume_state.check_ownership(lost).map_err(failed)? {
+        if VolumeState::check_ownership(&Arc::downgrade(volume_state), lost).map_err(failed)? {
             return Ok(TurnChange::Nothing);
         }
     }
@@ -171,7 +171,7 @@ pub fn deactivate<E>(
         return Err(TurnError::Failed { step: DRAINING, error, may_own: false });
     };
     ownership.release(&transition).map_err(|error| {
-        let error = format!("{error}; the volume is standby, and another daemon must take the image");
+        let error = format!("{error}; the volume is standby");
         TurnError::Failed { step: RELEASING, error, may_own: true }
     })?;
     Ok(TurnChange::Done)
@@ -208,74 +208,14 @@ const RELEASING: &str = "releasing the image";
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(MAX_TRANSITION.as_secs() / 2);
 
 #[cfg(test)]
+#[path = "../../tests/turns_storage/mod.rs"]
+mod turns_storage;
+
+#[cfg(test)]
 mod tests {
+    use super::turns_storage::TestStorage;
     use super::*;
-    use blockmux_proto::names::volume_uuid::VolumeUuid;
-    use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState, VolumeIdentity};
-    use blockmux_volume::MemVolume;
     use std::convert::Infallible;
-    use std::sync::Mutex;
-
-    /// A storage of which some calls fail.
-    #[derive(Default)]
-    struct Storage {
-        failing: Mutex<Vec<&'static str>>,
-        is_owned: Mutex<bool>,
-        stored: Mutex<StoredState>,
-    }
-
-    impl Storage {
-        fn call(&self, call: &'static str) -> Result<(), String> {
-            match self.failing.lock().unwrap().contains(&call) {
-                true => Err(format!("{call} fails")),
-                false => Ok(()),
-            }
-        }
-    }
-
-    impl Ownership for Storage {
-        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, NotAcquired> {
-            let refused = |may_own| move |error| NotAcquired { error, may_own };
-            self.call("acquire").map_err(refused(false))?;
-            *self.is_owned.lock().unwrap() = true;
-            self.call("answer").map_err(refused(true))?;
-            Ok(self.stored.lock().unwrap().clone())
-        }
-
-        fn is_held(&self) -> Result<bool, String> {
-            self.call("is_held").map(|()| *self.is_owned.lock().unwrap())
-        }
-
-        fn release(&self, _transition: &Transition) -> Result<(), String> {
-            self.call("release")?;
-            *self.is_owned.lock().unwrap() = false;
-            Ok(())
-        }
-    }
-
-    impl SharedState for Storage {
-        fn propose(&self, _expected: StateGeneration, _image: &[u8]) -> StateGeneration {
-            StateGeneration(1)
-        }
-
-        fn outcome(&self, _proposal: StateGeneration) -> Option<Commit> {
-            Some(Commit::Committed)
-        }
-    }
-
-    fn standby() -> (Arc<Storage>, Arc<VolumeState>) {
-        let storage = Arc::new(Storage::default());
-        let identity = VolumeIdentity {
-            uuid: VolumeUuid::of_texts(&["image"]),
-            unit: Default::default(),
-            target_name: "disk".to_owned(),
-            disk_number: None,
-            claim: Box::new(()),
-        };
-        let volume = Arc::new(MemVolume::new(1 << 20));
-        let state = VolumeState::owned(volume, identity, storage.clone(), storage.clone(), None).unwrap();
-        (storage, state)
-    }
 
     fn go(state: &Arc<VolumeState>) -> Result<TurnChange, TurnError<Infallible>> {
         activate(state, false, || (), |_| Ok(()))
@@ -284,46 +224,52 @@ mod tests {
     #[test]
     fn a_failed_activation_owns_nothing_or_says_so() {
         for failing in [&["acquire"][..], &["answer"], &["is_held"], &[], &["is_held", "release"]] {
-            let (storage, state) = standby();
-            *storage.failing.lock().unwrap() = failing.to_vec();
+            let (storage, state) = TestStorage::standby();
+            storage.fail(failing);
             // Damaged reservations fail the last step.
-            storage.stored.lock().unwrap().image = vec![1];
+            storage.store(&[1]);
             let Err(TurnError::Failed { may_own, .. }) = go(&state) else { panic!("{failing:?}") };
-            assert_eq!(
-                (may_own, state.serving()),
-                (*storage.is_owned.lock().unwrap(), ServingState::Standby)
-            );
+            assert_eq!((may_own, state.serving()), (storage.is_owned(), ServingState::Standby));
             let is_left = failing.contains(&"release") || failing.contains(&"answer");
             assert_eq!(may_own, is_left, "{failing:?}");
-            storage.failing.lock().unwrap().clear();
-            storage.stored.lock().unwrap().image.clear();
+            storage.fail(&[]);
+            storage.store(&[]);
             assert_eq!(go(&state), Ok(TurnChange::Done), "{failing:?}");
         }
     }
 
     #[test]
     fn a_deactivation_that_does_not_release_the_volume_says_so() {
-        let (storage, state) = standby();
+        let (storage, state) = TestStorage::standby();
         go(&state).unwrap();
-        storage.failing.lock().unwrap().push("release");
+        storage.fail(&["release"]);
         let left = deactivate(&state, || Ok::<_, Infallible>(()), || Ok(()));
         assert!(matches!(left, Err(TurnError::Failed { may_own: true, .. })), "{left:?}");
         assert_eq!(state.serving(), ServingState::Standby);
-        storage.failing.lock().unwrap().clear();
+        storage.fail(&[]);
         assert_eq!(go(&state), Ok(TurnChange::EndsSessions));
         assert_eq!(deactivate(&state, || Ok::<_, Infallible>(()), || Ok(())), Ok(TurnChange::Done));
-        assert!(!*storage.is_owned.lock().unwrap());
+        assert!(!storage.is_owned());
     }
 
     #[test]
     fn the_caller_may_give_up_before_anything_has_changed() {
-        let (storage, state) = standby();
+        let (storage, state) = TestStorage::standby();
         let given_up = activate(&state, false, || (), Err);
         assert_eq!(given_up, Err(TurnError::GivenUp(false)));
-        assert!(!*storage.is_owned.lock().unwrap());
+        assert!(storage.calls().is_empty());
         go(&state).unwrap();
         assert_eq!(deactivate(&state, || Err(7), || Ok(())), Err(TurnError::GivenUp(7)));
         assert_eq!(deactivate(&state, || Ok(()), || Err(8)), Err(TurnError::GivenUp(8)));
         assert_eq!(state.serving(), ServingState::Active);
+    }
+
+    #[test]
+    fn a_volume_that_was_taken_unnoticed_is_acquired_again() {
+        let (storage, state) = TestStorage::standby();
+        assert_eq!([go(&state), go(&state)], [Ok(TurnChange::Done), Ok(TurnChange::Nothing)]);
+        storage.take();
+        assert_eq!(go(&state), Ok(TurnChange::EndsSessions));
+        assert!(storage.is_owned());
     }
 }

@@ -150,13 +150,17 @@ impl ReservationCommand {
         if let Some(field) = self.keys.as_mut_bytes().get_mut(..len) {
             data.slice(0, len).copy_to(field);
         }
-        self.volume_state.adopt_record(&self.who);
-        if let ReservationAction::Report { len } = self.wanted {
-            let mut report = self.volume_state.with_table(|table| report(&table.reservations, &self.who));
-            report.resize(len, 0);
-            return IoStep::Done(NvmeOutcome::data(Seg::from_slice(&report).into(), 0));
+        if self.volume_state.fences(self.epoch) {
+            return IoStep::Done(NvmeOutcome::retry(NvmeStatus::INTERNAL_PATH_ERROR));
         }
-        self.change = Some(ReservationChange::new(&self.volume_state, self.epoch, self.aborts()));
+        self.volume_state.adopt_record(&self.who);
+        self.change = match self.wanted {
+            // A cluster manager may decide by it which host is shut out.
+            ReservationAction::Report { .. } => {
+                ReservationChange::confirmation(&self.volume_state, self.epoch)
+            }
+            _ => Some(ReservationChange::new(&self.volume_state, self.epoch, self.aborts())),
+        };
         self.resume()
     }
 
@@ -169,8 +173,8 @@ impl ReservationCommand {
     pub(super) fn resume(&mut self) -> IoStep {
         if let Some(change) = &mut self.change {
             let changed = change.poll(|table, reservations| {
-                // A RESERVE of SPC-2 excludes all others.
-                if table.reserved_by.is_some() {
+                // A RESERVE of SPC-2 excludes all others, but may be found.
+                if table.reserved_by.is_some() && !matches!(self.wanted, ReservationAction::Report { .. }) {
                     return Err(ReservationRefused::Conflict);
                 }
                 self.wanted.apply(reservations, &self.who, &self.keys)
@@ -197,7 +201,12 @@ impl ReservationCommand {
             return IoStep::Wait;
         }
         self.barrier = None;
-        IoStep::Done(NvmeOutcome::success(0))
+        let ReservationAction::Report { len } = self.wanted else {
+            return IoStep::Done(NvmeOutcome::success(0));
+        };
+        let mut report = self.volume_state.with_table(|table| report(&table.reservations, &self.who));
+        report.resize(len, 0);
+        IoStep::Done(NvmeOutcome::data(Seg::from_slice(&report).into(), 0))
     }
 }
 

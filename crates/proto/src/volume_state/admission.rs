@@ -201,7 +201,10 @@ impl Admission {
         match is_allowed {
             true => Ok(()),
             false if is_retired => Err(IoError::ShuttingDown),
-            false => Err(IoError::Reserved),
+            false => {
+                self.volume_state.note_conflict();
+                Err(IoError::Reserved)
+            }
         }
     }
 
@@ -269,6 +272,14 @@ impl Admissions {
         let mut admissions = Admissions { list: Vec::new(), epoch: Epoch::current() };
         volumes.for_each(|(volume, volume_state)| admissions.add(volume, volume_state, who));
         admissions
+    }
+
+    /// Lets the access to further volumes be that of a session that begins now, for a protocol
+    /// without sessions: what was sent for a volume before it was added was refused. Returns the
+    /// epoch.
+    pub(crate) fn begin_again(&mut self) -> Epoch {
+        self.epoch = Epoch::current();
+        self.epoch
     }
 
     /// Adds the access to a volume, unless there is one.

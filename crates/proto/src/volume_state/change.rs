@@ -8,9 +8,10 @@
 //! A change that must survive a restart is stored first and takes effect afterwards (decision 92).
 //! So is every change of a volume that processes serve in turns, also if what is stored does not
 //! change by it: only the storage knows whether another process has the volume (decision 122).
-//! One is stored at a time, and others wait, so no answer, not even a refusal, depends on a change
-//! that a crash may undo. The next user of the table puts a committed change into effect, because
-//! the command that has made it may have ended.
+//! What tells an initiator the reservations is confirmed by such a change of nothing, because it
+//! may decide by them who is shut out. One is stored at a time, and others wait, so no answer, not
+//! even a refusal, depends on a change that a crash may undo. The next user of the table puts a
+//! committed change into effect, because the command that has made it may have ended.
 
 use super::epoch::Epoch;
 use super::image::{from_image, to_image};
@@ -68,6 +69,25 @@ impl ReservationChange {
         ReservationChange { volume_state, aborts, epoch: Some(epoch), proposal: None }
     }
 
+    /// A change of nothing, by which the storage says whether another process has the volume; see
+    /// [`ReservationChange::confirm`]. `None` if no other one can have it.
+    pub(crate) fn confirmation(volume_state: &Arc<VolumeState>, epoch: Epoch) -> Option<ReservationChange> {
+        volume_state.ownership.as_ref().map(|_| ReservationChange::new(volume_state, epoch, false))
+    }
+
+    /// Changes nothing: call it until it returns true. Then the storage has said since the first
+    /// call that this process has the volume, so what it knows of the reservations is not out of
+    /// date. It is not asked if `check` fails.
+    ///
+    /// # Errors
+    /// If `check` fails, or another process has the volume, or that is not known.
+    pub(crate) fn confirm<E>(
+        &mut self,
+        check: impl FnOnce(&Table) -> Result<(), E>,
+    ) -> Result<bool, NotChanged<E>> {
+        self.poll(|table, _| check(table).map(|()| Notices::new()))
+    }
+
     /// A change that is made while the volume becomes standby, when no others are.
     pub(super) fn last(volume_state: &Arc<VolumeState>) -> ReservationChange {
         ReservationChange { volume_state: volume_state.clone(), aborts: false, epoch: None, proposal: None }
@@ -96,7 +116,8 @@ impl ReservationChange {
                 return Ok(false);
             }
             let mut reservations = table.reservations.clone();
-            let notices = change(&table, &mut reservations).map_err(NotChanged::Refused)?;
+            let made = change(&table, &mut reservations);
+            let notices = made.inspect_err(|_| volume_state.note_conflict()).map_err(NotChanged::Refused)?;
             // An owner that is shut out may not know it: the storage refuses what it stores.
             let must_store =
                 volume_state.ownership.is_some() || table.reservations.persists || reservations.persists;
@@ -110,6 +131,10 @@ impl ReservationChange {
         match self.proposal.as_ref().and_then(|proposal| proposal.get()) {
             None => Ok(false),
             Some(ProposalOutcome::InEffect) => Ok(true),
+            // It was lost meanwhile, perhaps to the process that has come before.
+            Some(ProposalOutcome::NotStored) if table.serving == ServingState::Standby => {
+                Err(NotChanged::Standby)
+            }
             Some(ProposalOutcome::NotStored) => Err(NotChanged::NotStored),
             Some(ProposalOutcome::Stale) => {
                 self.proposal = None;

@@ -1,9 +1,9 @@
 //! Shared volume state: what all users of a volume share, over all protocols and targets.
 //!
 //! ```text
-//!   iSCSI target ──▶ LogicalUnit ─┐                            ┌─ Reservations: who may read and write
-//!   iSCSI target ──▶ LogicalUnit ─┼──▶ VolumeState ── Volume   ├─ InFlight: admission and count of I/O
-//!   NBD export   ──▶ Admission ───┘         └──────────────────┴─ Watchers: notified of changes
+//!   iSCSI target ──▶ LogicalUnit ─┐                           ┌─ Reservations: who may read, write
+//!   iSCSI target ──▶ LogicalUnit ─┼──▶ VolumeState ── Volume  ├─ InFlight: admission, I/O counts
+//!   NBD export   ──▶ Admission ───┘         └─────────────────┴─ Watchers: notified of changes
 //! ```
 //! A volume has one [`VolumeState`] however many targets export it. So a reservation of one
 //! initiator excludes the clients of every protocol, COMPARE AND WRITE is atomic for all of them,
@@ -46,7 +46,7 @@ pub use image::ReservationImageError;
 pub use in_flight::{NeededRange, NotAdmitted, WakeWaiting};
 pub use latency::{LATENCY_BUCKETS, LATENCY_UNIT_NS, LatencyHistogram, RequestKind, VolumeLatency};
 pub use orphans::{MAX_ORPHANS, OrphanedUser};
-pub use ownership::{MAX_TRANSITION, NotAcquired, Ownership, ServingState};
+pub use ownership::{MAX_TRANSITION, NotAcquired, Ownership, OwnershipQuestion, ServingState};
 pub use serving::{NotPromoted, NotStored, Promotion, StaysActive, StepDown, TransitionRefused};
 pub use shared_state::{Commit, SharedState, StateGeneration, StoredState};
 pub use size_watch::SizeWatch;
@@ -65,6 +65,7 @@ pub(crate) use reservations::{
     BlockAccess, MAX_REGISTRATIONS, Move, Notice, Notices, Preempt, Register, Registrant, ReservationRefused,
     Reservations,
 };
+pub(crate) use serving::SessionlessUser;
 #[cfg(test)]
 pub(crate) use serving::testing::Cluster as TestCluster;
 
@@ -172,6 +173,8 @@ pub(crate) struct Table {
     transitions: u64,
     /// Number of [`StaysActive`].
     stays_active: usize,
+    /// Of each [`SessionlessUser`].
+    sessionless_users: Vec<Epoch>,
     /// The generation of the stored reservations.
     stored: StateGeneration,
     /// The change that is being stored.
@@ -235,6 +238,12 @@ impl Table {
     fn of_stored(stored: &StoredState) -> Result<Table, ReservationImageError> {
         let reservations = from_image(&stored.image)?;
         Ok(Table { reservations, stored: stored.generation, ..Table::default() })
+    }
+
+    /// Whether `holder` may have an SPC-2 RESERVE.
+    pub(crate) fn can_reserve(&self, holder: Holder) -> bool {
+        // SPC-2, "Reservations", with CRH 0: RESERVE conflicts with existing registrations.
+        self.reserved_by.is_none_or(|other| other == holder) && self.reservations.registrations.is_empty()
     }
 }
 
@@ -533,15 +542,11 @@ impl VolumeState {
     /// If the session is fenced.
     pub(crate) fn reserve(&self, holder: Holder, epoch: Epoch) -> Result<Option<bool>, Fenced> {
         let mut table = self.lock();
-        if table.serving != ServingState::Active || self.fences(epoch) {
-            return Err(Fenced);
-        }
+        self.check_turn(&table, epoch)?;
         if table.proposed.is_some() {
             return Ok(None);
         }
-        // SPC-2, "Reservations", with CRH 0: RESERVE conflicts with existing registrations.
-        let is_free = table.reserved_by.is_none_or(|other| other == holder)
-            && table.reservations.registrations.is_empty();
+        let is_free = table.can_reserve(holder);
         if is_free {
             table.reserved_by = Some(holder);
             self.notify(&table, &Change::Reservations { notices: &Notices::new(), aborts: false });
@@ -566,15 +571,25 @@ impl VolumeState {
     /// If this process does not serve the volume, or is about to stop, or the session is fenced.
     pub(crate) fn close(&self, epoch: Epoch) -> Result<bool, Fenced> {
         let mut table = self.lock();
-        if table.serving != ServingState::Active || self.fences(epoch) {
-            return Err(Fenced);
-        }
+        self.check_turn(&table, epoch)?;
         Ok(self.set_closed(&mut table, true))
     }
 
     /// Allows access again after a SANITIZE.
     pub(crate) fn open(&self) {
         self.set_closed(&mut self.lock(), false);
+    }
+
+    /// Reservations have excluded a client. An owner that was shut out, and whose clients are all
+    /// refused, would not notice it by their I/O.
+    #[cold]
+    pub(crate) fn note_conflict(&self) {
+        self.ownership.iter().for_each(|ownership| ownership.recheck());
+    }
+
+    /// Checks that a session that began in `epoch` may change the volume's state.
+    fn check_turn(&self, table: &Table, epoch: Epoch) -> Result<(), Fenced> {
+        if table.serving == ServingState::Active && !self.fences(epoch) { Ok(()) } else { Err(Fenced) }
     }
 
     fn set_closed(&self, table: &mut Table, is_closed: bool) -> bool {

@@ -48,6 +48,10 @@ pub struct NotAcquired {
     pub may_own: bool,
 }
 
+/// Whether this process has the right to serve a volume, or why the storage does not say it. The
+/// call may block for ever.
+pub type OwnershipQuestion = Box<dyn FnOnce() -> Result<bool, String> + Send>;
+
 /// The right to serve a volume, which one process has at a time. The calls may block for ever. One
 /// that changes the right has a clone of the transition until the storage has answered, and undoes
 /// what succeeds after it was given up.
@@ -60,11 +64,22 @@ pub trait Ownership: Send + Sync {
     /// If another process has it, or the storage refuses it.
     fn acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, NotAcquired>;
 
+    /// Asks the storage whether this process has it. The question keeps nothing of the volume but
+    /// what it asks with: if there is no answer, the volume can be closed nevertheless.
+    fn question(&self) -> OwnershipQuestion;
+
     /// Whether this process has it, as the storage says now.
     ///
     /// # Errors
     /// If the storage does not say it.
-    fn is_held(&self) -> Result<bool, String>;
+    fn is_held(&self) -> Result<bool, String> {
+        self.question()()
+    }
+
+    /// A client was refused because of the reservations, which are out of date if another process
+    /// has the right by now: has the storage asked in the background, unless it was a moment ago.
+    /// It does not block.
+    fn recheck(&self);
 
     /// Gives it up. All completed writes are stable then.
     ///

@@ -19,8 +19,8 @@ use super::transition::{Stage, Transition};
 use super::{
     Change, Notices, ReservationImageError, Settling, StateGeneration, StoredState, VolumeState, from_image,
 };
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 /// A volume that is to become active.
 pub struct Promotion {
@@ -52,6 +52,31 @@ impl Drop for StaysActive<'_> {
     }
 }
 
+/// A user of a volume without sessions that could end, as AoE's stations are: while there is one,
+/// the volume does not step down. Nor does it become active if it fences this one, because it would
+/// serve the others and this one never.
+pub(crate) struct SessionlessUser {
+    volume_state: Arc<VolumeState>,
+    epoch: Epoch,
+}
+
+impl SessionlessUser {
+    /// A user that has begun in `epoch`.
+    pub(crate) fn new(volume_state: &Arc<VolumeState>, epoch: Epoch) -> SessionlessUser {
+        volume_state.lock().sessionless_users.push(epoch);
+        SessionlessUser { volume_state: volume_state.clone(), epoch }
+    }
+}
+
+impl Drop for SessionlessUser {
+    fn drop(&mut self) {
+        let users = &mut self.volume_state.lock().sessionless_users;
+        if let Some(own) = users.iter().position(|epoch| *epoch == self.epoch) {
+            users.swap_remove(own);
+        }
+    }
+}
+
 /// When the storage was asked who owns a volume.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ServingMark {
@@ -74,6 +99,11 @@ pub enum TransitionRefused {
     /// The process that serves the volume next would not know of it.
     #[error("a SANITIZE operation is in progress or has failed")]
     Sanitizing,
+    /// What clients without sessions have sent before could not be told from what they send later.
+    #[error(
+        "AoE exports it, which has no sessions that could end: leave AoE out of its protocols and targets"
+    )]
+    NoSessions,
 }
 
 /// Why a volume has not become active.
@@ -117,8 +147,12 @@ impl VolumeState {
         let mut table = self.lock();
         match table.serving {
             ServingState::Active => return Err(TransitionRefused::Already),
-            ServingState::Standby if table.transition.is_none() => {}
-            _ => return Err(TransitionRefused::Busy),
+            ServingState::Standby if table.transition.is_some() => return Err(TransitionRefused::Busy),
+            ServingState::Standby if table.sessionless_users.iter().any(|epoch| self.fences(*epoch)) => {
+                return Err(TransitionRefused::NoSessions);
+            }
+            ServingState::Standby => {}
+            ServingState::Transitioning => return Err(TransitionRefused::Busy),
         }
         let transition = Transition::begin(self, &mut table, Stage::Promoting);
         let (fenced_at, ends_sessions) = (table.fenced_at, table.has_ended_sessions);
@@ -136,6 +170,9 @@ impl VolumeState {
         match table.serving {
             ServingState::Active if table.is_closed => return Err(TransitionRefused::Sanitizing),
             ServingState::Active if table.stays_active > 0 => return Err(TransitionRefused::InUse),
+            ServingState::Active if !table.sessionless_users.is_empty() => {
+                return Err(TransitionRefused::NoSessions);
+            }
             ServingState::Active if table.transition.is_none() => {}
             ServingState::Standby if table.transition.is_none() => return Err(TransitionRefused::Already),
             _ => return Err(TransitionRefused::Busy),
@@ -193,16 +230,17 @@ impl VolumeState {
 
     /// Asks the storage whether this process still owns an active volume, because nobody notices
     /// that without I/O, or because I/O was refused. If it does not, the volume is lost. Returns
-    /// whether it does; `lost` is called if that is what loses it. May block for ever.
+    /// whether it does; `lost` is called if that is what loses it. May block for ever, and does not
+    /// keep the volume meanwhile: a process that takes over waits until it is closed.
     ///
     /// # Errors
     /// If the storage does not answer.
-    pub fn check_ownership(&self, lost: impl FnOnce()) -> Result<bool, String> {
-        let asked_at = self.serving_mark();
-        let Some(ownership) = &self.ownership else { return Ok(true) };
-        let is_held = ownership.is_held()?;
+    pub fn check_ownership(volume_state: &Weak<VolumeState>, lost: impl FnOnce()) -> Result<bool, String> {
+        let question = |own: Arc<VolumeState>| Some((own.serving_mark(), own.ownership.as_ref()?.question()));
+        let Some((asked_at, question)) = volume_state.upgrade().and_then(question) else { return Ok(true) };
+        let is_held = question()?;
         // What was asked before another change is out of date.
-        if !is_held && self.lose_unless_changed(asked_at) {
+        if !is_held && volume_state.upgrade().is_some_and(|own| own.lose_unless_changed(asked_at)) {
             lost();
         }
         Ok(is_held)
@@ -407,12 +445,14 @@ pub struct NotStored;
 /// A volume that its tests own as a process does, with a store that commits at once.
 #[cfg(test)]
 pub(crate) mod testing {
-    use super::super::{Commit, NotAcquired, SharedState, StateGeneration, VolumeIdentity};
+    use super::super::{
+        Commit, NotAcquired, OwnershipQuestion, SharedState, StateGeneration, VolumeIdentity,
+    };
     use super::*;
     use crate::names::volume_uuid::VolumeUuid;
     use blockmux_volume::MemVolume;
     use std::sync::Mutex;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
 
     /// What two processes share: the stored state, and whether it can be stored.
     #[derive(Clone, Default)]
@@ -426,6 +466,10 @@ pub(crate) mod testing {
         hangs: AtomicBool,
         /// Another process has the volume.
         is_taken: AtomicBool,
+        /// How often the storage was to be asked again who has it.
+        rechecks: AtomicU64,
+        /// Is called when the storage is asked who has it.
+        asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     }
 
     impl Cluster {
@@ -459,6 +503,14 @@ pub(crate) mod testing {
             self.0.is_taken.store(true, Ordering::Relaxed);
         }
 
+        pub(crate) fn rechecks(&self) -> u64 {
+            self.0.rechecks.load(Ordering::Relaxed)
+        }
+
+        pub(crate) fn when_asked(&self, call: impl FnOnce() + Send + 'static) {
+            *self.0.asked.lock().unwrap() = Some(Box::new(call));
+        }
+
         /// Makes a process active.
         pub(crate) fn promote(&self, process: &Arc<VolumeState>) {
             let promotion = process.promote().unwrap();
@@ -472,8 +524,16 @@ pub(crate) mod testing {
             Ok(self.stored())
         }
 
-        fn is_held(&self) -> Result<bool, String> {
-            Ok(!self.0.is_taken.load(Ordering::Relaxed))
+        fn question(&self) -> OwnershipQuestion {
+            let cluster = self.clone();
+            Box::new(move || {
+                cluster.0.asked.lock().unwrap().take().into_iter().for_each(|call| call());
+                Ok(!cluster.0.is_taken.load(Ordering::Relaxed))
+            })
+        }
+
+        fn recheck(&self) {
+            self.0.rechecks.fetch_add(1, Ordering::Relaxed);
         }
 
         fn release(&self, _transition: &Transition) -> Result<(), String> {
@@ -571,7 +631,7 @@ mod tests {
         assert_eq!(first.step_down().err(), Some(TransitionRefused::Already));
         cluster.promote(&second);
         assert!(write(&there[0]).is_ok());
-        assert_eq!(write(&there[1]).err(), Some(IoError::Reserved));
+        assert_eq!((write(&there[1]).err(), cluster.rechecks()), (Some(IoError::Reserved), 1));
         let mut clear = ReservationChange::new(&second, Epoch::current(), false);
         assert_eq!(clear.poll(|_, all| all.clear(&host(1), 7)), Ok(true));
         let early = Epoch::current();
@@ -783,13 +843,45 @@ mod tests {
         let cluster = Cluster::default();
         let process = cluster.process();
         cluster.promote(&process);
-        assert_eq!(process.check_ownership(|| panic!("it is owned")), Ok(true));
+        let weak = Arc::downgrade(&process);
+        assert_eq!(VolumeState::check_ownership(&weak, || panic!("it is owned")), Ok(true));
         cluster.take();
         let mut lost = 0;
         for _ in 0..2 {
-            assert_eq!(process.check_ownership(|| lost += 1), Ok(false));
+            assert_eq!(VolumeState::check_ownership(&weak, || lost += 1), Ok(false));
         }
         assert_eq!((lost, process.serving()), (1, ServingState::Standby));
+    }
+
+    #[test]
+    fn a_volume_can_be_closed_while_the_storage_does_not_say_who_owns_it() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        cluster.take();
+        let weak = Arc::downgrade(&process);
+        let closed = weak.clone();
+        cluster.when_asked(move || {
+            drop(process);
+            assert_eq!(closed.strong_count(), 0);
+        });
+        assert_eq!(VolumeState::check_ownership(&weak, || panic!("it is closed")), Ok(false));
+    }
+
+    #[test]
+    fn a_volume_that_clients_without_sessions_use_is_not_moved() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        let early = SessionlessUser::new(&process, Epoch::current());
+        cluster.promote(&process);
+        assert_eq!(process.step_down().err(), Some(TransitionRefused::NoSessions));
+        assert!(process.lose());
+        let later = SessionlessUser::new(&process, Epoch::current());
+        assert_eq!(process.promote().err(), Some(TransitionRefused::NoSessions));
+        drop(early);
+        cluster.promote(&process);
+        drop(later);
+        retire(&process);
     }
 
     #[test]

@@ -401,6 +401,7 @@ impl Reloader {
             let step = plan.steps.get(&export.name);
             let is_new = matches!(step, Some(VolumeStep::Replace | VolumeStep::Remove));
             if let Some(named) = stays.filter(|_| !is_new) {
+                opener.check_sessions(named)?;
                 let info = self.exports.volume_state(id).map(|state| state.volume().info());
                 info.map_or(Ok(()), |info| opener.check_blocks(named, &info))?;
             }
@@ -659,6 +660,7 @@ impl Reloader {
             warnings.push(failure.to_string());
         }
         reconfigure(&self.live_protocols.get());
+        users::end_fenced_sessions(self);
         self.connection_limits.set_max(setup.max_connections);
         self.connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
         self.mdns.turn(setup.mdns);

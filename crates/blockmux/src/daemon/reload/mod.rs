@@ -44,7 +44,7 @@ use self::plan::{
 pub(super) use self::plan::{describe_session, named_sessions};
 pub(super) use self::replacement::{complete_save, interrupted_save};
 pub(super) use self::signal::ReloadRequests;
-pub(super) use self::users::VolumeUsers;
+pub(super) use self::users::{FENCED, VolumeUsers};
 use super::ServeArgs;
 use super::access::{ACCESS_KEYS, RequiredCredentials};
 use super::blocking_work::BlockingWork;

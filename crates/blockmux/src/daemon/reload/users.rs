@@ -6,9 +6,12 @@ use super::plan::{Schema, describe_session};
 use super::{Reloader, RunningConfig};
 use crate::api::plan::{PlanReport, PlannedChange};
 use crate::daemon::setup::Setup;
-use blockmux_engine::serve::sessions::SessionInfo;
-use blockmux_proto::exports::{Exports, VolumeId};
+use blockmux_engine::serve::sessions::{Draining, SessionInfo, Sessions};
+use blockmux_proto::exports::{Export, Exports, VolumeId};
+use blockmux_proto::volume_state::ServingState;
+use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 /// The sessions, and the targets that those of each volume name, as they are when this is made.
 pub(in crate::daemon) struct VolumeUsers {
@@ -59,6 +62,31 @@ impl VolumeUsers {
     }
 }
 
+/// Asks sessions to end whose targets have volumes now that fence them.
+pub(super) fn end_fenced_sessions(reloader: &Reloader) {
+    let users = OnceCell::new();
+    let targets = |volume: &str| users.get_or_init(|| VolumeUsers::new(reloader)).named_by_sessions(volume);
+    // They may connect again at once, and are served then.
+    drop(drain_fenced(&reloader.exports, reloader.connection_limits.limit.sessions(), targets));
+    reloader.cores.wake_all();
+}
+
+/// Asks the sessions to end that an active volume fences. Its targets may have it only now, and
+/// sessions that began before it was active last would find a path that always fails. `targets`
+/// returns the names that sessions of a volume have.
+fn drain_fenced(
+    exports: &Exports,
+    sessions: &Sessions,
+    targets: impl Fn(&str) -> BTreeSet<String>,
+) -> Vec<Draining> {
+    let drain = |(id, export): (VolumeId, Arc<Export>)| {
+        let in_turns = exports.volume_state(id).filter(|state| state.ownership().is_some());
+        let state = in_turns.filter(|state| state.serving() == ServingState::Active)?;
+        Some(sessions.drain_fenced(FENCED, &state, &targets(&export.name)))
+    };
+    exports.iter().filter_map(drain).collect()
+}
+
 /// The targets whose units change although the config says the same about them: they keep their
 /// units, but with other identifiers, or are default targets that a new config has no longer.
 pub(super) fn with_hidden_losses(
@@ -94,5 +122,45 @@ pub(super) fn report_hidden_losses(
         ];
         let at = places.into_iter().flatten().next().unwrap_or(0);
         report.changes.get_mut(at).into_iter().for_each(|change| change.affected.append(&mut users));
+    }
+}
+
+/// Why a session ended whose volume is served by another daemon, or was meanwhile, for the log.
+pub(in crate::daemon) const FENCED: &str = "the volume was fenced";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::turns_storage::TestStorage;
+    use blockmux_engine::volume::turns::{self, TurnChange};
+    use blockmux_proto::driver::audit_event::Login;
+    use blockmux_proto::volume_state::Epoch;
+    use std::convert::Infallible;
+
+    #[test]
+    fn sessions_end_whose_target_has_an_active_volume_that_fences_them() {
+        let (_storage, state) = TestStorage::standby();
+        let (name, volume) = ("disk".to_owned(), state.volume().clone());
+        let export = Export { name, description: String::new(), read_only: false, volume };
+        let (exports, sessions) = (Exports::with_states(vec![(export, state.clone())]), Sessions::default());
+        let begin = |target: &str| {
+            let login = Login { target: target.to_owned(), ..Login::default() };
+            sessions.begin(login, "peer", Epoch::current())
+        };
+        let ends = || {
+            let targets = |volume: &str| BTreeSet::from([format!("target of {volume}")]);
+            let all = drain_fenced(&exports, &sessions, targets);
+            all.iter().map(|draining| draining.left().len()).collect::<Vec<_>>()
+        };
+        let activate = || turns::activate(&state, false, || (), |_| Ok::<_, Infallible>(()));
+        assert_eq!(activate(), Ok(TurnChange::Done));
+        let _early = begin("target of disk");
+        let _of_another = begin("another target");
+        assert_eq!(ends(), [0]);
+        assert!(state.lose());
+        let _later = begin("target of disk");
+        assert!(ends().is_empty(), "the next activation ends them");
+        assert_eq!(activate(), Ok(TurnChange::EndsSessions));
+        assert_eq!(ends(), [1]);
     }
 }

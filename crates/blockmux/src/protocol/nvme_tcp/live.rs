@@ -411,41 +411,12 @@ mod tests {
     use super::super::config::SubsystemEntry;
     use super::*;
     use crate::protocol::units::LogicalUnits;
+    use crate::turns_storage::TestStorage;
     use blockmux_engine::core::cores::{Cores, CoresConfig};
     use blockmux_engine::serve::sessions::Sessions;
     use blockmux_proto::exports::Export;
-    use blockmux_proto::volume_state::{
-        Commit, NotAcquired, Ownership, SharedState, StateGeneration, StoredState, Transition,
-        VolumeIdentity, VolumeState,
-    };
+    use blockmux_proto::volume_state::VolumeState;
     use blockmux_volume::MemVolume;
-
-    /// What serves a volume in turns.
-    struct Owner;
-
-    impl Ownership for Owner {
-        fn acquire(&self, _take: bool, _transition: &Transition) -> Result<StoredState, NotAcquired> {
-            Ok(StoredState::default())
-        }
-
-        fn is_held(&self) -> Result<bool, String> {
-            Ok(true)
-        }
-
-        fn release(&self, _transition: &Transition) -> Result<(), String> {
-            Ok(())
-        }
-    }
-
-    impl SharedState for Owner {
-        fn propose(&self, _expected: StateGeneration, _image: &[u8]) -> StateGeneration {
-            StateGeneration(1)
-        }
-
-        fn outcome(&self, _proposal: StateGeneration) -> Option<Commit> {
-            Some(Commit::Committed)
-        }
-    }
 
     #[test]
     fn a_subsystem_is_made_anew_with_ana_for_a_volume_that_is_served_in_turns() {
@@ -454,15 +425,7 @@ mod tests {
             let (name, description) = (name.to_owned(), String::new());
             Export { name, description, read_only: false, volume: volume.clone() }
         };
-        let identity = VolumeIdentity {
-            uuid: VolumeUuid::of_texts(&["image"]),
-            unit: Default::default(),
-            target_name: "image".to_owned(),
-            disk_number: None,
-            claim: Box::new(()),
-        };
-        let owned =
-            VolumeState::owned(volume.clone(), identity, Arc::new(Owner), Arc::new(Owner), None).unwrap();
+        let (_storage, owned) = TestStorage::standby();
         let plain = (export("plain"), VolumeState::new(volume.clone()));
         let exports = Exports::with_states(vec![plain]);
         let (units, policy, sessions) = (LogicalUnits::new(&exports), Policy::default(), Sessions::default());

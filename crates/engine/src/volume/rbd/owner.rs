@@ -4,13 +4,14 @@
 use super::limit::{LIMIT, within, within_limit};
 use super::rados_state::RadosState;
 use super::volume::{RbdVolume, note_blocklisted};
-use blockmux_proto::volume_state::{NotAcquired, Ownership, StoredState, Transition};
+use blockmux_proto::volume_state::{NotAcquired, Ownership, OwnershipQuestion, StoredState, Transition};
 use blockmux_rbd::cluster::OnBlocklisted;
 use blockmux_rbd::error::RbdError;
 use blockmux_rbd::image::Image;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 impl RbdVolume {
@@ -69,6 +70,10 @@ pub struct RbdOwnership {
     on_lost: OnceLock<Arc<dyn Fn() + Send + Sync>>,
     /// The image whose client is watched for being blocklisted, and what is called then.
     watched: Mutex<Option<(Arc<Image>, Arc<OnBlocklisted>)>>,
+    /// One clone for each question that the cluster has not answered.
+    questions: Arc<()>,
+    /// When [`Ownership::recheck`] asked last.
+    rechecked: Mutex<Option<Instant>>,
 }
 
 impl RbdOwnership {
@@ -76,8 +81,8 @@ impl RbdOwnership {
     /// that call the libraries.
     #[must_use]
     pub fn new(volume: Arc<RbdVolume>, state: Arc<RadosState>, on_start: fn()) -> Arc<RbdOwnership> {
-        let (on_lost, watched) = (OnceLock::new(), Mutex::default());
-        Arc::new(RbdOwnership { volume, state, on_start, on_lost, watched })
+        let (on_lost, watched, questions, rechecked) = Default::default();
+        Arc::new(RbdOwnership { volume, state, on_start, on_lost, watched, questions, rechecked })
     }
 
     /// Has `call` called, on any thread, when the cluster is found to have blocklisted the client
@@ -166,19 +171,40 @@ impl Ownership for RbdOwnership {
         self.try_acquire(take, transition)
     }
 
-    fn is_held(&self) -> Result<bool, String> {
-        let image = self.volume.image();
-        let asked = image.clone();
-        let owner = within_limit(move || asked.lock_owner());
-        match owner.inspect_err(|error| note_blocklisted(image.cluster(), error)) {
-            Ok(owner) => Ok(owner.is_some_and(|owner| image.cluster().is_owner(&owner))),
-            Err(error) if error.is_blocklisted() => Ok(false),
-            Err(error) => Err(error.to_string()),
+    fn question(&self) -> OwnershipQuestion {
+        let (image, pending) = (self.volume.image(), self.questions.clone());
+        Box::new(move || is_held(&image, pending))
+    }
+
+    fn recheck(&self) {
+        // The calls of a cluster that does not answer do not add up.
+        let is_asked = Arc::strong_count(&self.questions) > 1;
+        let mut last = self.rechecked.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_asked && is_due(*last, Instant::now()) {
+            *last = Some(Instant::now());
+            drop(last);
+            self.volume.current.shared_info().note_refused();
         }
     }
 
     fn release(&self, transition: &Transition) -> Result<(), String> {
         self.volume.release_during(transition.clone()).map_err(|error| error.to_string())
+    }
+}
+
+/// Whether it is time for another question, after the last one.
+fn is_due(last: Option<Instant>, now: Instant) -> bool {
+    last.is_none_or(|last| now.saturating_duration_since(last) >= RECHECK_PERIOD)
+}
+
+/// Whether the client of an image has its lock. `pending` is dropped when the cluster has answered.
+fn is_held(image: &Arc<Image>, pending: Arc<()>) -> Result<bool, String> {
+    let asked = image.clone();
+    let owner = within(LIMIT, move || asked.lock_owner(), drop, pending);
+    match owner.inspect_err(|error| note_blocklisted(image.cluster(), error)) {
+        Ok(owner) => Ok(owner.is_some_and(|owner| image.cluster().is_owner(&owner))),
+        Err(error) if error.is_blocklisted() => Ok(false),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -201,4 +227,20 @@ fn acquire(image: &Image, take: bool, is_awaited: impl Fn() -> bool) -> Result<(
     }
     check()?;
     image.acquire_lock()
+}
+
+/// Time between two questions because of refused clients.
+const RECHECK_PERIOD: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_clients_have_the_cluster_asked_once_in_a_period() {
+        let now = Instant::now();
+        let later = now + RECHECK_PERIOD;
+        assert!(is_due(None, now) && is_due(Some(now), later));
+        assert!(!is_due(Some(now), now) && !is_due(Some(later), now));
+    }
 }

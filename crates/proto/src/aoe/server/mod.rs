@@ -33,7 +33,7 @@ use crate::driver::target::{Charge, IoSource, SessionStage, TargetLifecycle};
 use crate::exports::{Export, Exports, VolumeId};
 use crate::names::volume_uuid::VolumeUuid;
 use crate::slots::{SlotKey, Slots};
-use crate::volume_state::{Admissions, NotAdmitted, RequiredAccess};
+use crate::volume_state::{Admissions, NotAdmitted, RequiredAccess, SessionlessUser};
 use blockmux_volume::{Completion, Cost, Io, IoError, SgList, Tag, Waker};
 use blockmux_wire::aoe::{
     ANY_SHELF, ANY_SLOT, AOE_FLAG_ERROR, AOE_FLAG_RESPONSE, AOE_VERSION, AoeCommand, ErrorCode, Header,
@@ -84,6 +84,8 @@ struct ServedDisk {
     uuid: Option<VolumeUuid>,
     version: u32,
     settings: DiskSettings,
+    /// Keeps the volume here.
+    _user: SessionlessUser,
 }
 
 impl AoeTargetSession {
@@ -143,6 +145,7 @@ impl AoeTargetSession {
     fn new_disk(&mut self, unit: AoeUnit, ports: Option<Vec<PortId>>) -> Option<ServedDisk> {
         let export = self.exports.get(unit.volume)?;
         let volume_state = self.exports.volume_state(unit.volume)?;
+        let user = SessionlessUser::new(&volume_state, self.admissions.begin_again());
         self.admissions.add(unit.volume, &volume_state, None);
         let known = self.numbers.iter().position(|address| *address == unit.address);
         let number = known.unwrap_or(self.numbers.len()) as u16;
@@ -150,7 +153,7 @@ impl AoeTargetSession {
             self.numbers.push(unit.address);
         }
         let (version, settings, uuid) = (unit.version(), unit.settings(), volume_state.uuid());
-        Some(ServedDisk { unit, ports, number, export, uuid, version, settings })
+        Some(ServedDisk { unit, ports, number, export, uuid, version, settings, _user: user })
     }
 
     /// The index of a disk.

@@ -705,6 +705,36 @@ fn a_disk_is_added_moved_and_withdrawn_while_the_target_runs() {
 }
 
 #[test]
+fn an_exported_disk_keeps_its_volume_here_and_a_later_one_belongs_to_the_epoch_of_then() {
+    use crate::volume_state::{TestCluster, TransitionRefused};
+    let cluster = TestCluster::default();
+    let process = cluster.process();
+    let (name, volume) = ("a".to_owned(), process.volume().clone());
+    let export = Export { name, description: String::new(), read_only: false, volume };
+    let exports = Exports::with_states(vec![(export, process.clone())]);
+    let disk = AoeUnit::new(E1_0, VolumeId(0), DiskSettings::default(), None);
+    let list = AoeDisks::everywhere(vec![disk.clone()]);
+    let mut bench = AoeTargetBench::of(&exports, list.clone());
+    let write = registers(ata::AtaCommand::WRITE_SECTORS, 0, 1, &[1; 512]);
+    let ask = |bench: &mut AoeTargetBench| {
+        bench.ask(STATION, (1, 0), AoeCommand::ISSUE_ATA_COMMAND, &write).map(|(head, _)| head.error)
+    };
+    cluster.promote(&process);
+    assert_eq!(ask(&mut bench), Some(0));
+    assert_eq!(process.step_down().err(), Some(TransitionRefused::NoSessions));
+    assert!(process.lose());
+    assert_eq!(process.promote().err(), Some(TransitionRefused::NoSessions));
+    assert_eq!(ask(&mut bench), Some(ErrorCode::DEVICE_UNAVAILABLE.0));
+    list.replace(Vec::new());
+    bench.target.on_turn(bench.now);
+    cluster.promote(&process);
+    list.replace(vec![AoeDisk { unit: disk, ports: None }]);
+    bench.target.on_turn(bench.now);
+    assert_eq!(bench.replies(bench.now).len(), 2, "it is announced at both ports");
+    assert_eq!(ask(&mut bench), Some(0));
+}
+
+#[test]
 fn frames_with_errors_never_panic() {
     let mut bench = AoeTargetBench::new();
     let messages = [

@@ -18,7 +18,7 @@ use super::task::{CommandContext, HandlerAction, MultiStepCommand, TaskFailure, 
 use super::unit::{FORMATTING, LogicalUnit, SANITIZING};
 use super::units::AttachedUnit;
 use crate::scsi::sense::{Sense, SenseKeySpecific};
-use crate::volume_state::{Drain, Epoch, Fenced, VolumeState};
+use crate::volume_state::{Drain, Epoch, VolumeState};
 use blockmux_volume::{Cost, Io, Op, Output, Seg, SgList};
 use blockmux_wire::scsi::sense::{Asc, SenseKey};
 use std::sync::Arc;
@@ -166,9 +166,6 @@ pub(super) fn exit_failure_mode(cx: &mut CommandContext<'_>) -> TaskOutcome {
     check(cx)?;
     if cx.command.cdb.u16(7) != 0 {
         return Err(Sense::in_cdb(7).into());
-    }
-    if cx.unit.unit.volume_state.fences(cx.unit.epoch) {
-        return Err(Fenced.into());
     }
     let has_exited = cx.unit.unit.change(|state| match &state.sanitize {
         // No operation has failed.

@@ -11,7 +11,7 @@ use super::units::{AttachedUnit, AttachedUnits};
 use super::{Cdb, Command, Lun, Response, ScsiStatus, TaskAttribute, TaskStep, inquiry, luns, sanitize};
 use crate::exports::VolumeId;
 use crate::scsi::sense::Sense;
-use crate::volume_state::{AtomicRange, Drain, NotAdmitted};
+use crate::volume_state::{AtomicRange, Drain, Fenced, NotAdmitted};
 use blockmux_volume::{Completion, Cost, Io, IoError, Op, SgList, Tag};
 use blockmux_wire::scsi::cdb::NACA;
 use blockmux_wire::scsi::opcode::ScsiOpcode;
@@ -97,6 +97,7 @@ impl DeviceServer {
             DeviceTaskState::Parameters(on_parameters) => {
                 let mut bytes: SmallVec<[u8; 64]> = SmallVec::from_elem(0, data.len());
                 data.copy_to(&mut bytes);
+                check_turn(cx.unit, find_entry(cx.command)?)?;
                 on_parameters(cx, &bytes)
             }
             DeviceTaskState::Work(mut work) => {
@@ -423,7 +424,7 @@ fn dispatch(target: &ScsiTarget, unit: &mut AttachedUnit, task: &mut Task) -> Ta
         unit.refresh();
     }
     task.abort_epoch = unit.view.abort_epoch;
-    entry.check_reservation(&unit.view)?;
+    entry.check_reservation(&unit.view).inspect_err(|_| unit.unit.volume_state.note_conflict())?;
     if let Some(sense) = unit.view.sanitizing
         && !entry.rules.contains(CommandRules::DESPITE_SANITIZE)
     {
@@ -437,6 +438,7 @@ fn dispatch(target: &ScsiTarget, unit: &mut AttachedUnit, task: &mut Task) -> Ta
     if !entry.is_supported(&unit.view) {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
+    check_turn(unit, entry)?;
     let mut cx = CommandContext {
         target,
         unit,
@@ -446,6 +448,13 @@ fn dispatch(target: &ScsiTarget, unit: &mut AttachedUnit, task: &mut Task) -> Ta
         is_data_out: &mut task.is_data_out,
     };
     (entry.begin)(&mut cx)
+}
+
+/// Refuses a change of state to a fenced session, also once its parameter list has arrived.
+#[inline]
+fn check_turn(unit: &AttachedUnit, entry: &CommandEntry) -> Result<(), Fenced> {
+    let is_change = entry.rules.contains(CommandRules::CHANGES_STATE);
+    if is_change && unit.unit.volume_state.fences(unit.epoch) { Err(Fenced) } else { Ok(()) }
 }
 
 /// The table entry of a command with a complete CDB.

@@ -63,6 +63,9 @@ impl CommandRules {
     const DESPITE_STANDBY: CommandRules = CommandRules(512);
     /// About reservations, which the process has that serves the volume.
     pub(super) const NEEDS_OWNER: CommandRules = CommandRules(1024);
+    /// Changes state of the unit or the volume otherwise than by I/O, so a fenced session may not:
+    /// what it has sent may be out of date.
+    pub(super) const CHANGES_STATE: CommandRules = CommandRules(2048);
 
     #[inline]
     pub(super) const fn contains(self, other: CommandRules) -> bool {
@@ -216,7 +219,8 @@ const fn reserve_in(service_action: u16) -> CommandEntry {
 
 /// A service action of PERSISTENT RESERVE OUT.
 const fn reserve_out(service_action: u16) -> CommandEntry {
-    let rules = CommandRules::DESPITE_PERSISTENT.and(CommandRules::NEEDS_OWNER);
+    let rules =
+        CommandRules::DESPITE_PERSISTENT.and(CommandRules::NEEDS_OWNER).and(CommandRules::CHANGES_STATE);
     let usage = [0x1f, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff, 7];
     action(ScsiOpcode::PERSISTENT_RESERVE_OUT, service_action, usage, rules, persistent_reserve::reserve_out)
 }
@@ -235,14 +239,17 @@ const fn token_command(service_action: u16, begin: CommandHandler) -> CommandEnt
 
 /// A service action of SANITIZE. The handler checks for a current or failed operation itself.
 const fn erase(service_action: u16, begin: CommandHandler) -> CommandEntry {
-    let rules = CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_SANITIZE);
+    let rules =
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_SANITIZE).and(CommandRules::CHANGES_STATE);
     action(ScsiOpcode::SANITIZE, service_action, [0xbf, 0, 0, 0, 0, 0, 0xff, 0xff, 7], rules, begin)
 }
 
 /// RESERVE and RELEASE of SPC-2.
 const fn legacy<const N: usize>(opcode: ScsiOpcode, usage: [u8; N], begin: CommandHandler) -> CommandEntry {
-    let rules =
-        CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_RESERVE).and(CommandRules::NEEDS_OWNER);
+    let rules = CommandRules::DESPITE_PERSISTENT
+        .and(CommandRules::DESPITE_RESERVE)
+        .and(CommandRules::NEEDS_OWNER)
+        .and(CommandRules::CHANGES_STATE);
     entry(opcode, usage, rules, begin)
 }
 
@@ -258,13 +265,13 @@ pub(super) static TABLE: &[CommandEntry] = &[
     entry(
         ScsiOpcode::FORMAT_UNIT,
         [0xff, 0, 0, 3, 7],
-        CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_SANITIZE),
+        CommandRules::NEEDS_MEDIUM.and(CommandRules::DESPITE_SANITIZE).and(CommandRules::CHANGES_STATE),
         format::format_unit,
     ),
     reads(range_6(ScsiOpcode::READ_6, read_write::read)),
     range_6(ScsiOpcode::WRITE_6, read_write::write),
     entry(ScsiOpcode::INQUIRY, [1, 0xff, 0xff, 0xff, 7], CommandRules::ALWAYS, inquiry::inquiry),
-    entry(ScsiOpcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], CommandRules::NONE, mode::select_6),
+    entry(ScsiOpcode::MODE_SELECT_6, [0x11, 0, 0, 0xff, 7], CommandRules::CHANGES_STATE, mode::select_6),
     legacy(ScsiOpcode::RESERVE_6, [0, 0, 0, 0, 7], reserve::reserve),
     legacy(ScsiOpcode::RELEASE_6, [0, 0, 0, 0, 7], reserve::release),
     entry(
@@ -276,7 +283,7 @@ pub(super) static TABLE: &[CommandEntry] = &[
     entry(
         ScsiOpcode::START_STOP_UNIT,
         [1, 0, 0x0f, 0xf7, 7],
-        CommandRules::DESPITE_PERSISTENT,
+        CommandRules::DESPITE_PERSISTENT.and(CommandRules::CHANGES_STATE),
         start_stop::start_stop_unit,
     ),
     entry(
@@ -288,7 +295,7 @@ pub(super) static TABLE: &[CommandEntry] = &[
     entry(
         ScsiOpcode::PREVENT_ALLOW_MEDIUM_REMOVAL,
         [0, 0, 0, 3, 7],
-        CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_RESERVE),
+        CommandRules::DESPITE_PERSISTENT.and(CommandRules::DESPITE_RESERVE).and(CommandRules::CHANGES_STATE),
         start_stop::prevent_allow,
     ),
     entry(
@@ -322,7 +329,7 @@ pub(super) static TABLE: &[CommandEntry] = &[
     entry(
         ScsiOpcode::MODE_SELECT_10,
         [0x11, 0, 0, 0, 0, 0, 0xff, 0xff, 7],
-        CommandRules::NONE,
+        CommandRules::CHANGES_STATE,
         mode::select_10,
     ),
     legacy(ScsiOpcode::RESERVE_10, [0x13, 0, 0, 0, 0, 0, 0, 0, 7], reserve::reserve),
@@ -430,7 +437,7 @@ pub(super) static TABLE: &[CommandEntry] = &[
         ScsiOpcode::MAINTENANCE_OUT,
         maintenance_out::SET_TARGET_PORT_GROUPS,
         [0x1f, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 7],
-        CommandRules::DESPITE_UNAVAILABLE,
+        CommandRules::DESPITE_UNAVAILABLE.and(CommandRules::CHANGES_STATE),
         alua::set_groups,
     ),
     reads(range_12(ScsiOpcode::READ_12, 0xf8, read_write::read)),

@@ -1,13 +1,15 @@
 //! ANA: groups of namespaces with different states at two ports.
 
 use super::*;
+use crate::driver::session::Timed;
 use crate::exports::Export;
 use crate::names::volume_uuid::VolumeUuid;
 use crate::nvme::ana::AnaGroup;
-use crate::volume_state::TestCluster;
+use crate::volume_state::{TestCluster, VolumeState};
 use blockmux_wire::nvme::feature::{AEC_ANA_CHANGE, FeatureId};
 use blockmux_wire::nvme::identify::{CMIC_ANA, IdentifyController, IdentifyNamespace};
 use blockmux_wire::nvme::log::AnaState;
+use blockmux_wire::nvme::reservation::EDS;
 use std::collections::BTreeMap;
 
 /// Namespace 1 in group 5, which is inaccessible at port 2; namespace 2 in no configured group.
@@ -141,10 +143,8 @@ fn a_namespace_that_another_process_serves_is_inaccessible_in_a_subsystem_withou
     assert!(!status.do_not_retry(), "another path may succeed");
 }
 
-#[test]
-fn a_namespace_that_another_process_serves_is_inaccessible() {
-    let cluster = TestCluster::default();
-    let process = cluster.process();
+/// A subsystem with this volume as namespace 3.
+fn serving_in_turns(process: &Arc<VolumeState>) -> (Arc<NvmeNode>, Exports) {
     let volume = process.volume().clone();
     let export = Export { name: "a".into(), description: String::new(), read_only: false, volume };
     let exports = Exports::with_states(vec![(export, process.clone())]);
@@ -153,8 +153,47 @@ fn a_namespace_that_another_process_serves_is_inaccessible() {
     let subsystem = Subsystem::new(Nqn::new(NQN).unwrap(), "machine", vec![namespace], Vec::new());
     let subsystem = Arc::new(subsystem.with_ana(Vec::new(), &[1]));
     let ports = [FabricsPort::new(1, "0.0.0.0:4420".parse().unwrap())];
-    let node = (Arc::new(NvmeNode::new(vec![subsystem.clone()], ports.into(), "machine")), exports);
-    let (mut io, mut queue) = at_port(&node, 1);
+    (Arc::new(NvmeNode::new(vec![subsystem], ports.into(), "machine")), exports)
+}
+
+#[test]
+fn an_owner_that_is_shut_out_reports_no_reservations_of_before() {
+    let cluster = TestCluster::default();
+    let process = cluster.process();
+    cluster.promote(&process);
+    let (mut io, _queue) = at_port(&serving_in_turns(&process), 1);
+    let report = Sqe {
+        cdw10: 1023.into(),
+        cdw11: EDS.into(),
+        dptr: SglDescriptor::transport(4096),
+        ..nvm(NvmOpcode::RESERVATION_REPORT, 3, 0, 1)
+    };
+    let (page, cqe) = io.run(report, &[]);
+    assert!(cqe.status.is_success() && page.len() == 4096);
+    // Whether another process has the volume is not known.
+    cluster.fail(true);
+    assert_eq!(io.run(report, &[]).1.status.status(), NvmeStatus::INTERNAL_ERROR);
+    cluster.fail(false);
+    cluster.hang(true);
+    let mut waiting = report;
+    io.send(&mut waiting, &[]);
+    assert!(io.received().is_empty() && process.lose());
+    let now = io.pump.session.poll_timeout().unwrap();
+    io.pump.session.on_timeout(now).unwrap();
+    io.pump.turn();
+    let status = io.end_of(waiting).1.status.status();
+    assert_eq!(status, NvmeStatus::ASYMMETRIC_ACCESS_INACCESSIBLE);
+    // It is a session of before, which must connect again.
+    cluster.hang(false);
+    cluster.promote(&process);
+    assert_eq!(io.run(report, &[]).1.status.status(), NvmeStatus::INTERNAL_PATH_ERROR);
+}
+
+#[test]
+fn a_namespace_that_another_process_serves_is_inaccessible() {
+    let cluster = TestCluster::default();
+    let process = cluster.process();
+    let (mut io, mut queue) = at_port(&serving_in_turns(&process), 1);
     let page = queue.run(admin(AdminOpcode::IDENTIFY, 0, 1, 0, 4096), &[]).0;
     let page = IdentifyController::read_from_bytes(&page).unwrap();
     assert!(page.cmic & CMIC_ANA != 0 && page.oaes.get() & AEC_ANA_CHANGE != 0);

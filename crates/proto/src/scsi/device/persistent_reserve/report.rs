@@ -1,8 +1,11 @@
 //! PERSISTENT RESERVE IN: keys, reservation, full status and capabilities.
 
 use crate::scsi::ScsiStatus;
-use crate::scsi::device::task::{CommandContext, TaskFailure, TaskOutcome, answer};
-use crate::volume_state::{Registrant, Reservations};
+use crate::scsi::device::task::{
+    CommandContext, HandlerAction, MultiStepCommand, TaskFailure, TaskOutcome, answer,
+};
+use crate::volume_state::{Registrant, ReservationChange, Reservations, Table};
+use blockmux_volume::Output;
 use blockmux_wire::scsi::opcode::persistent_reserve_in;
 use blockmux_wire::scsi::reservation::*;
 use std::collections::BTreeMap;
@@ -10,18 +13,50 @@ use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes, U16, U32, U64};
 
 pub(in crate::scsi) fn reserve_in(cx: &mut CommandContext<'_>) -> TaskOutcome {
-    let cdb = &cx.command.cdb;
-    let can_persist = cx.unit.unit.volume_state.has_shared_state();
-    let (is_reserved, all) = cx
-        .unit
-        .unit
-        .volume_state
-        .with_table(|table| (table.reserved_by.is_some(), table.reservations.clone()));
-    // SPC-2, the PERSISTENT RESERVE IN command: conflicts with any RESERVE, including that of the
-    // nexus.
-    if is_reserved {
-        return Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT));
+    let confirm = ReservationChange::confirmation(&cx.unit.unit.volume_state, cx.unit.epoch);
+    let mut command = ReserveInCommand { confirm };
+    let outcome = command.on_resume(cx);
+    if matches!(outcome, Ok(HandlerAction::Wait)) {
+        cx.work(command);
     }
+    outcome
+}
+
+/// A command in progress. A cluster manager may decide by its answer which host is shut out, so an
+/// owner that was shut out itself must not answer.
+struct ReserveInCommand {
+    /// Of a volume that processes serve in turns.
+    confirm: Option<ReservationChange>,
+}
+
+impl MultiStepCommand for ReserveInCommand {
+    fn on_io(&mut self, _cx: &mut CommandContext<'_>, _output: Output) -> TaskOutcome {
+        Err(TaskFailure::internal())
+    }
+
+    fn on_resume(&mut self, cx: &mut CommandContext<'_>) -> TaskOutcome {
+        if let Some(confirm) = &mut self.confirm
+            && !confirm.confirm(check)?
+        {
+            return Ok(HandlerAction::Wait);
+        }
+        report(cx)
+    }
+}
+
+/// SPC-2, the PERSISTENT RESERVE IN command: conflicts with any RESERVE, including that of the
+/// nexus.
+fn check(table: &Table) -> Result<(), TaskFailure> {
+    match table.reserved_by {
+        None => Ok(()),
+        Some(_) => Err(TaskFailure::status(ScsiStatus::RESERVATION_CONFLICT)),
+    }
+}
+
+fn report(cx: &CommandContext<'_>) -> TaskOutcome {
+    let (cdb, volume_state) = (&cx.command.cdb, &cx.unit.unit.volume_state);
+    let can_persist = volume_state.has_shared_state();
+    let all = volume_state.with_table(|table| check(table).map(|()| table.reservations.clone()))?;
     let body = match u16::from(cdb.byte(1) & 0x1f) {
         persistent_reserve_in::READ_KEYS => {
             all.registrations.iter().flat_map(|registration| registration.key.to_be_bytes()).collect()

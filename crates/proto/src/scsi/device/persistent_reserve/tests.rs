@@ -4,7 +4,8 @@ use super::report::full_status;
 use crate::scsi::device::testing::{DeviceBench, TestNexus, answer, command};
 use crate::scsi::{LogicalUnit, Lun, ScsiStatus, TaskStep, UnitIdentity};
 use crate::volume_state::{
-    Commit, Registrant, Registration, Reservations, SharedState, StateGeneration, StoredState, VolumeState,
+    Commit, Registrant, Registration, Reservations, SharedState, StateGeneration, StoredState, TestCluster,
+    VolumeState,
 };
 use blockmux_volume::MemVolume;
 use std::collections::BTreeMap;
@@ -357,6 +358,29 @@ fn a_registration_that_cannot_be_saved_is_undone() {
     *shelf.is_full.lock().unwrap() = false;
     assert_eq!(out(&mut a, 1, 3, &list(1, 0, 0)), ScsiStatus::GOOD);
     assert_eq!(b.run(&READ).status, ScsiStatus::RESERVATION_CONFLICT);
+}
+
+#[test]
+fn an_owner_that_is_shut_out_reports_no_keys_of_before() {
+    let cluster = TestCluster::default();
+    let process = cluster.process();
+    let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
+    let bench = DeviceBench::around(unit, process.volume().clone());
+    cluster.promote(&process);
+    let mut a = bench.client("a");
+    register(&mut a, 1);
+    assert_eq!(keys(&mut a)[8..], 1u64.to_be_bytes());
+    // Whether another process has the volume is not known.
+    cluster.fail(true);
+    let read = [0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+    assert_eq!(a.run(&read).check(), (4, 0x0c00));
+    cluster.fail(false);
+    cluster.hang(true);
+    let (mut task, step) = a.server.begin(&command(Lun::new(0), &read, 0));
+    assert!(matches!(step, TaskStep::Wait) && matches!(a.server.resume(&mut task), TaskStep::Wait));
+    assert!(process.lose());
+    let TaskStep::Done(end) = a.server.resume(&mut task) else { panic!("it goes on") };
+    assert_eq!(answer(end).check(), (2, 0x040b), "another path has them");
 }
 
 #[test]
