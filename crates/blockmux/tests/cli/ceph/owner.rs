@@ -113,6 +113,22 @@ fn has_state_files(directory: &TempDir) -> bool {
 const KEY_7: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7];
 
 #[test]
+fn an_image_that_is_made_again_has_no_reservations_of_the_one_before() {
+    let Some(image) = TestImage::new("made-again", &["--size", "16M"]) else { return };
+    let first = image.serve("on");
+    reserve(&mut login(&first, 0));
+    drop(first);
+    let left = image.object();
+    image.rbd(&["rm", "--no-progress", &image.name]);
+    image.rbd(&["create", "--size", "16M", &image.name]);
+    let second = image.serve("on");
+    let mut b = login(&second, 1);
+    assert_eq!((b.reserve_in(READ_KEYS), b.access()), (vec![0; 8], [GOOD; 2]));
+    assert_ne!(image.object(), left);
+    image.rados(&["rm", &left]);
+}
+
+#[test]
 fn a_daemon_elsewhere_continues_with_the_reservations_of_one_that_was_killed() {
     let Some(image) = TestImage::new("reserved", &["--size", "16M"]) else { return };
     let first = image.serve("on");

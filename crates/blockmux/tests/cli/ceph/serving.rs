@@ -188,6 +188,22 @@ fn a_stopped_daemon_whose_volume_was_taken_writes_nothing_and_becomes_standby() 
 }
 
 #[test]
+fn a_daemon_that_does_not_know_that_its_volume_was_taken_reports_no_keys() {
+    let Some(image) = TestImage::new("unnoticed", &["--size", "16M"]) else { return };
+    let (first, second) = (image.standby("first"), image.standby("second"));
+    first.said(&["activate", "disk"]);
+    let mut session = login(&first, 0);
+    assert_eq!(session.reserve_out(REGISTER, 0, [0, 7], APTPL), GOOD);
+    assert_eq!(session.reserve_in(READ_KEYS)[8..], KEY_7);
+    second.said(&["activate", "disk", "--take"]);
+    let mut there = login(&second, 0);
+    assert_eq!(there.reserve_out(REGISTER, 0, [7, 8], APTPL), GOOD);
+    let read_keys = [0x5e, READ_KEYS, 0, 0, 0, 0, 0, 1, 0, 0];
+    assert_eq!(session.run(&read_keys, &[], 256).0, CHECK_CONDITION, "they are of before");
+    eventually("it is standby", || serving(&first) == "standby");
+}
+
+#[test]
 fn a_killed_daemon_loses_its_volume_to_one_that_takes_it() {
     let Some(image) = TestImage::new("killed-owner", &["--size", "16M"]) else { return };
     let (mut first, second) = (image.standby("first"), image.standby("second"));
@@ -236,6 +252,54 @@ fn a_daemon_that_takes_over_from_another_is_active_or_standby_as_that() {
     assert_eq!(access(&fifth), [CHECK_CONDITION; 2]);
     ctl("activate");
     assert_eq!(access(&fifth), [GOOD; 2]);
+}
+
+#[test]
+fn a_target_that_gets_an_active_volume_ends_the_sessions_that_the_volume_fences() {
+    let Some(image) = TestImage::new("attached-later", &["--size", "16M"]) else { return };
+    let config = image.standby_config("host");
+    let volumes = fs::read_to_string(&config).unwrap() + "[[volume]]\nname = 'other'\nspec = 'mem:16m'\n";
+    let write = |luns: &str| {
+        let name = "iqn.2026-11.com.example:t";
+        let target = format!("[[iscsi_target]]\nTargetName = '{name}'\nluns = {{ {luns} }}\n");
+        fs::write(&config, format!("{volumes}{target}")).unwrap();
+    };
+    write("1 = 'other'");
+    let daemon = Controlled::serve(&["--config", &config, "--iscsi", "127.0.0.1:0"]);
+    let mut early = login(&daemon, 0);
+    daemon.said(&["activate", "disk"]);
+    daemon.said(&["deactivate", "disk"]);
+    daemon.said(&["activate", "disk"]);
+    write("0 = 'disk', 1 = 'other'");
+    daemon.said(&["reload"]);
+    assert_eq!(early.event().0, 1, "it is asked to log out, because its path to the volume fails");
+    assert_eq!(login(&daemon, 0).access(), [GOOD; 2]);
+}
+
+#[test]
+fn an_image_that_aoe_exports_is_not_moved() {
+    let Some(image) = TestImage::new("sessionless", &["--size", "16M"]) else { return };
+    let config = image.standby_config("host");
+    let write = |exclusive: &str, protocols: &str| {
+        let spec = format!("{}&exclusive={exclusive}", image.spec());
+        let volume = format!("[[volume]]\nname = 'disk'\nspec = '{spec}'\nprotocols = [{protocols}]\n");
+        fs::write(&config, volume).unwrap();
+    };
+    let serve = || Controlled::serve(&["--config", &config, "--iscsi", "127.0.0.1:0", "--aoe", "lo"]);
+    write("standby", "'iscsi'");
+    let daemon = serve();
+    write("standby", "'iscsi', 'aoe'");
+    let refused = daemon.refusal(&["reload"]);
+    assert!(refused.contains("Ethernet has no sessions that could end"), "{refused}");
+    drop(daemon);
+    write("on", "'iscsi', 'aoe'");
+    let daemon = serve();
+    let refused = daemon.refusal(&["deactivate", "disk"]);
+    assert!(refused.contains("disk: AoE exports it, which has no sessions that could end"), "{refused}");
+    assert_eq!((serving(&daemon), login(&daemon, 0).access()), ("active".into(), [GOOD; 2]));
+    write("on", "'iscsi'");
+    daemon.said(&["reload"]);
+    eventually("AoE exports it no longer", || daemon.ctl(&["deactivate", "disk"]).status.success());
 }
 
 #[test]
