@@ -187,6 +187,31 @@ fn a_volume_moves_when_its_owner_has_released_it() {
 }
 
 #[test]
+fn a_member_that_leaves_gives_its_volumes_to_nobody_if_it_is_alone_and_has_them_when_it_is_back() {
+    let (mut bench, epoch) = Bench::serving();
+    bench.command(Command::Leave { member: "a".to_owned() });
+    assert_eq!(bench.take(), [Action::Deactivate { volume: "v".to_owned(), epoch }]);
+    bench.event(Event::Deactivated { volume: "v".to_owned(), epoch });
+    bench.pass(1000, None);
+    assert_eq!((bench.place(), bench.take()), (Place::Free, vec![]));
+    bench.event(Event::OwnClientFenced);
+    assert_eq!(bench.take(), [Action::EndIo, Action::Activate { volume: "v".to_owned(), epoch: Epoch(2) }]);
+    assert_eq!(bench.stored.as_ref().unwrap().to_fence(), []);
+}
+
+#[test]
+fn a_member_that_leaves_gives_its_volumes_to_another_one() {
+    let (mut bench, epoch) = Bench::serving();
+    let b = bench.other(0);
+    bench.pass(2, Some(b));
+    bench.command(Command::Leave { member: "a".to_owned() });
+    assert_eq!(bench.take(), [Action::Deactivate { volume: "v".to_owned(), epoch }]);
+    bench.event(Event::Deactivated { volume: "v".to_owned(), epoch });
+    bench.pass(2, Some(b));
+    assert_eq!(bench.place(), Place::Starting(b), "although it was not heard for long");
+}
+
+#[test]
 fn a_member_that_is_not_heard_is_given_nothing_and_left_alone() {
     let (mut bench, _) = Bench::serving();
     let b = bench.other(0);

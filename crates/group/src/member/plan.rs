@@ -75,11 +75,16 @@ impl Planner<'_> {
         let wanted = self.wanted(table, &self.reliable(table));
         let next = wanted.into_iter().find_map(|(name, to)| {
             let volume = table.volume(&name)?;
-            let (owner, to) = (volume.place.owner()?, to?);
-            (owner != to && (is_quiet || is_asked_for(table, volume, owner))).then_some((name, to))
+            let owner = volume.place.owner()?;
+            let moves = match to {
+                Some(to) => owner != to && (is_quiet || is_asked_for(table, volume, owner)),
+                // One that ends does not wait for others.
+                None => is_leaving(table, owner),
+            };
+            moves.then_some((name, to))
         });
         if let Some((name, to)) = next {
-            table.leave(&name, Some(to));
+            table.leave(&name, to);
         }
     }
 
@@ -102,7 +107,7 @@ impl Planner<'_> {
             return reliable;
         }
         let mut all = table.seniority();
-        all.retain(|member| !self.suspects(*member));
+        all.retain(|member| !self.suspects(*member) && !is_leaving(table, *member));
         let willing: Vec<Incarnation> =
             all.iter().copied().filter(|member| !is_draining(table, *member)).collect();
         if willing.is_empty() { all } else { willing }
@@ -130,7 +135,11 @@ fn has_volumes(table: &Table, member: Incarnation) -> bool {
 }
 
 fn is_draining(table: &Table, member: Incarnation) -> bool {
-    table.up(member).is_some_and(|member| member.is_draining)
+    table.up(member).is_some_and(|member| member.is_draining || member.is_leaving)
+}
+
+fn is_leaving(table: &Table, member: Incarnation) -> bool {
+    table.up(member).is_some_and(|member| member.is_leaving)
 }
 
 /// The member that an operator has chosen, if it is up.

@@ -59,7 +59,8 @@ impl Table {
             body.number(member.incarnation.0);
             body.text(&member.client.0);
             let up = if member.is_up { IS_UP } else { 0 };
-            body.0.push(up | if member.is_draining { IS_DRAINING } else { 0 });
+            let draining = if member.is_draining { IS_DRAINING } else { 0 };
+            body.0.push(up | draining | if member.is_leaving { IS_LEAVING } else { 0 });
             body.0.push(member.strikes);
         }
         body.length(self.volumes.len());
@@ -213,9 +214,10 @@ impl Reader<'_> {
         let (name, address) = (self.text()?, self.text()?);
         let incarnation = Incarnation(self.number()?);
         let client = Client(self.text()?);
-        let flags = self.byte().filter(|flags| flags & !(IS_UP | IS_DRAINING) == 0)?;
-        let (is_up, is_draining) = (flags & IS_UP != 0, flags & IS_DRAINING != 0);
-        Some(MemberRecord { name, address, incarnation, client, is_up, is_draining, strikes: self.byte()? })
+        let flags = self.byte().filter(|flags| flags & !(IS_UP | IS_DRAINING | IS_LEAVING) == 0)?;
+        let [is_up, is_draining, is_leaving] = [IS_UP, IS_DRAINING, IS_LEAVING].map(|flag| flags & flag != 0);
+        let strikes = self.byte()?;
+        Some(MemberRecord { name, address, incarnation, client, is_up, is_draining, is_leaving, strikes })
     }
 
     fn volume(&mut self) -> Option<VolumeRecord> {
@@ -255,6 +257,7 @@ const LAST_NUMBER: u64 = i64::MAX as u64;
 
 const IS_UP: u8 = 1;
 const IS_DRAINING: u8 = 2;
+const IS_LEAVING: u8 = 4;
 
 const FREE: u8 = 0;
 const STARTING: u8 = 1;

@@ -22,6 +22,12 @@ pub enum Command {
         /// The member.
         member: String,
     },
+    /// The member is about to end: its volumes move to others, or to nobody if there are none, until
+    /// it joins again.
+    Leave {
+        /// The member.
+        member: String,
+    },
     /// The member may have volumes again, and its failures are forgotten.
     Resume {
         /// The member.
@@ -31,6 +37,16 @@ pub enum Command {
     Fence {
         /// The member.
         member: String,
+    },
+    /// The group serves these volumes, too.
+    Add {
+        /// The volumes.
+        volumes: Vec<ConfiguredVolume>,
+    },
+    /// Nobody serves the volume any longer, and the group forgets it.
+    Retire {
+        /// The volume.
+        volume: String,
     },
     /// The group serves these volumes and no others.
     Configure {
@@ -74,14 +90,18 @@ impl Table {
             }
             Command::Unpin { volume } => self.decide(volume, Decision::Spread),
             Command::Drain { member } => self.change_member(member, |member| member.is_draining = true),
+            Command::Leave { member } => self.change_member(member, |member| member.is_leaving = true),
             Command::Resume { member } => self.change_member(member, |member| {
                 member.is_draining = false;
+                member.is_leaving = false;
                 member.strikes = 0;
             }),
             Command::Fence { member } => {
                 let known = self.member(member).ok_or_else(|| Refusal::UnknownMember(member.clone()))?;
                 if known.is_up { self.end(known.incarnation) } else { Ok(()) }
             }
+            Command::Add { volumes } => self.add(volumes),
+            Command::Retire { volume } => self.decide(volume, Decision::Retired),
             Command::Configure { version, volumes } => self.configure(*version, volumes),
         }
     }
@@ -102,6 +122,17 @@ impl Table {
         Ok(())
     }
 
+    fn add(&mut self, volumes: &[ConfiguredVolume]) -> Result<(), Refusal> {
+        let mut next = self.volumes.clone();
+        for volume in next.iter_mut().filter(|own| volumes.iter().any(|given| given.name == own.name)) {
+            if volume.decision == Decision::Retired {
+                volume.decision = Decision::Spread;
+            }
+        }
+        self.volumes = with_all(next, volumes)?;
+        Ok(())
+    }
+
     fn configure(&mut self, version: u64, volumes: &[ConfiguredVolume]) -> Result<(), Refusal> {
         let mut next = self.volumes.clone();
         for volume in &mut next {
@@ -112,20 +143,7 @@ impl Table {
                 (decision, true) => decision.clone(),
             };
         }
-        for ConfiguredVolume { name, image } in volumes {
-            check_text(name)?;
-            check_text(image)?;
-            match next.binary_search_by(|volume| volume.name.cmp(name)) {
-                Ok(at) if next.get(at).is_some_and(|volume| volume.image != *image) => {
-                    return Err(Refusal::OtherImage(name.clone()));
-                }
-                Ok(_) => {}
-                Err(at) => next.insert(at, VolumeRecord::new(name, image)),
-            }
-        }
-        if next.len() > MAX_VOLUMES {
-            return Err(Refusal::Full { what: "volumes", limit: MAX_VOLUMES });
-        }
+        let next = with_all(next, volumes)?;
         let is_new = version > self.config_version;
         if !is_new && (version < self.config_version || next != self.volumes) {
             return Err(Refusal::OldConfig { has: self.config_version, given: version });
@@ -133,6 +151,28 @@ impl Table {
         (self.config_version, self.volumes) = (version, next);
         Ok(())
     }
+}
+
+/// These records, and new ones for the volumes that have none.
+fn with_all(
+    mut records: Vec<VolumeRecord>,
+    volumes: &[ConfiguredVolume],
+) -> Result<Vec<VolumeRecord>, Refusal> {
+    for ConfiguredVolume { name, image } in volumes {
+        check_text(name)?;
+        check_text(image)?;
+        match records.binary_search_by(|volume| volume.name.cmp(name)) {
+            Ok(at) if records.get(at).is_some_and(|volume| volume.image != *image) => {
+                return Err(Refusal::OtherImage(name.clone()));
+            }
+            Ok(_) => {}
+            Err(at) => records.insert(at, VolumeRecord::new(name, image)),
+        }
+    }
+    if records.len() > MAX_VOLUMES {
+        return Err(Refusal::Full { what: "volumes", limit: MAX_VOLUMES });
+    }
+    Ok(records)
 }
 
 impl VolumeRecord {
@@ -178,6 +218,32 @@ mod tests {
         table.released("a");
         table.forget_retired();
         assert!(table.volume("a").is_none());
+    }
+
+    #[test]
+    fn volumes_are_added_to_those_that_the_group_has_and_retired_one_by_one() {
+        let add = |volumes: &[(&str, &str)]| {
+            let volume = |(name, image): &(&str, &str)| ConfiguredVolume::new(name, image);
+            Command::Add { volumes: volumes.iter().map(volume).collect() }
+        };
+        let retire = |volume: &str| Command::Retire { volume: volume.to_owned() };
+        let mut table = Table::default();
+        table.apply(&add(&[("b", "2")])).unwrap();
+        table.apply(&add(&[("b", "2"), ("a", "1")])).unwrap();
+        let before = table.clone();
+        table.apply(&add(&[("a", "1")])).unwrap();
+        assert_eq!(table, before);
+        assert_eq!(table.apply(&add(&[("c", "3"), ("a", "2")])), Err(Refusal::OtherImage("a".to_owned())));
+        assert_eq!(table, before);
+        let owner = table.join("m", "address", &Client("c".to_owned())).unwrap();
+        table.assign("a", owner);
+        table.apply(&retire("a")).unwrap();
+        assert_eq!(table.apply(&retire("a")), Err(Refusal::UnknownVolume("a".to_owned())));
+        table.apply(&add(&[("a", "1")])).unwrap();
+        assert_eq!(table.volume("a").unwrap().decision, Decision::Spread, "it was not released yet");
+        table.apply(&retire("b")).unwrap();
+        table.forget_retired();
+        assert!(table.volume("b").is_none());
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub struct MemberRecord {
     pub is_up: bool,
     /// Whether an operator moves its volumes away.
     pub is_draining: bool,
+    /// Whether it is about to end, until it joins again: its volumes move away, to nobody if need be.
+    pub is_leaving: bool,
     /// How often it has failed lately. Each doubles the time until it is given volumes again.
     pub strikes: u8,
 }
@@ -264,7 +266,9 @@ impl Table {
         match self.members.binary_search_by(|member| member.name.as_str().cmp(name)) {
             Ok(at) => {
                 if let Some(member) = self.members.get_mut(at) {
-                    *member = MemberRecord { address, incarnation, client, is_up: true, ..member.clone() };
+                    let (is_up, is_leaving) = (true, false);
+                    *member =
+                        MemberRecord { address, incarnation, client, is_up, is_leaving, ..member.clone() };
                 }
             }
             Err(_) if self.members.len() >= MAX_MEMBERS => {
@@ -279,6 +283,7 @@ impl Table {
                     client,
                     is_up,
                     is_draining: false,
+                    is_leaving: false,
                     strikes: 0,
                 };
                 self.members.insert(at, member);

@@ -202,11 +202,12 @@ impl World {
     fn draw_command(&mut self, member: &str) -> Command {
         let volume = format!("v{}", self.net.random.below(self.cluster.images.len() as u64));
         let member = member.to_owned();
-        match self.net.random.below(8) {
+        match self.net.random.below(9) {
             0..=2 => Command::Pin { volume, member },
             3 => Command::Unpin { volume },
             4 => Command::Drain { member },
             5 | 6 => Command::Resume { member },
+            7 => Command::Leave { member },
             _ => Command::Fence { member },
         }
     }
