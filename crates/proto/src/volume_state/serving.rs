@@ -194,6 +194,17 @@ impl VolumeState {
         self.lose_locked(&mut self.lock())
     }
 
+    /// The process gives up the client of the storage by which it owns the volume, or acquires it:
+    /// does what [`VolumeState::lose`] does, and no promotion that is under way succeeds any longer.
+    /// Another one may begin at once. Returns whether the volume was not standby. It does not
+    /// block.
+    pub fn abandon(&self) -> bool {
+        let mut table = self.lock();
+        let is_change = self.lose_locked(&mut table);
+        table.transition = None;
+        is_change
+    }
+
     /// Does what [`VolumeState::lose`] does, unless the serving state has changed since, or a
     /// change of it has begun: what was asked then is out of date.
     fn lose_unless_changed(&self, asked_at: ServingMark) -> bool {
@@ -349,7 +360,8 @@ impl Promotion {
         let volume_state = &self.volume_state;
         let now = from_image(&stored.image).map_err(NotPromoted::Image)?;
         let mut table = volume_state.lock();
-        if table.serving != ServingState::Standby || table.fenced_at != self.fenced_at {
+        let is_own = self.transition.is_current_in(&table) && table.fenced_at == self.fenced_at;
+        if table.serving != ServingState::Standby || !is_own {
             return Err(NotPromoted::Lost);
         }
         volume_state.replace(&mut table, now, stored.generation);
@@ -787,6 +799,29 @@ mod tests {
         assert!(matches!(resize(), Err(blockmux_volume::ResizeError::NotServed)));
         cluster.promote(&process);
         assert!(!matches!(resize(), Err(blockmux_volume::ResizeError::NotServed)));
+    }
+
+    #[test]
+    fn an_abandoned_promotion_does_not_succeed_and_hinders_no_other() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        for is_acquired in [false, true] {
+            let late = process.promote().unwrap();
+            assert!(late.is_drained() && late.transition().is_current());
+            if is_acquired {
+                late.note_acquired();
+            }
+            assert!(!process.abandon() && !late.transition().is_current());
+            cluster.promote(&process);
+            let session = user(&process, 1);
+            assert_eq!(late.finish(&cluster.stored()), Err(NotPromoted::Lost));
+            assert!(write(&session).is_ok(), "the other one has succeeded");
+            assert!(process.abandon() && is_fenced(&session));
+        }
+        let late = process.promote().unwrap();
+        process.abandon();
+        assert_eq!(late.finish(&cluster.stored()), Err(NotPromoted::Lost));
+        assert_eq!(process.serving(), ServingState::Standby);
     }
 
     #[test]

@@ -43,6 +43,18 @@ impl Transition {
         Transition(Arc::new(TransitionEnd { volume_state: Arc::downgrade(volume_state), number }))
     }
 
+    /// Whether it is still under way: not once the volume was lost, or the process has given up the
+    /// client of the storage that it belongs to. What it does then concerns nobody any longer.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        let Some(volume_state) = self.0.volume_state.upgrade() else { return false };
+        self.is_current_in(&volume_state.lock())
+    }
+
+    pub(super) fn is_current_in(&self, table: &Table) -> bool {
+        table.transition.as_ref().is_some_and(|current| current.number == self.0.number)
+    }
+
     /// Notes how far it is, unless another one is under way.
     pub(super) fn enter(&self, table: &mut Table, stage: Stage) {
         if let Some(current) = table.transition.as_mut().filter(|current| current.number == self.0.number) {

@@ -10,7 +10,7 @@
 //!                                              timeout=DURATION  BLOCKS
 //!         | rbd:POOL/[NAMESPACE/]IMAGE[@SNAPSHOT][?OPTION[&OPTION]...]
 //!                                              id=USER  conf=PATH  keyring=PATH
-//!                                              readonly=on|off  exclusive=on|off|take|standby
+//!                                              readonly=on|off  exclusive=on|off|take|standby|group
 //!                                              timeout=DURATION  BLOCKS
 //!         | slice:OFFSET[,LEN]:SPEC            sizes; without LEN, up to the end
 //!         | stripe:[CHUNK:]SPEC[,SPEC]...      CHUNK is a SIZE, 1m by default
@@ -354,21 +354,30 @@ pub enum ImageOwnership {
     Take,
     /// One client owns it, and this one may later.
     Standby,
+    /// One client owns it, and a group of gateways decides which.
+    Group,
 }
 
 impl ImageOwnership {
     /// The words of the option `exclusive`.
-    pub(super) const WORDS: [(&'static str, ImageOwnership); 4] = [
+    pub(super) const WORDS: [(&'static str, ImageOwnership); 5] = [
         ("off", ImageOwnership::Shared),
         ("on", ImageOwnership::Exclusive),
         ("take", ImageOwnership::Take),
         ("standby", ImageOwnership::Standby),
+        ("group", ImageOwnership::Group),
     ];
 
     /// Whether one client owns it.
     #[must_use]
     pub fn is_exclusive(self) -> bool {
         self != ImageOwnership::Shared
+    }
+
+    /// Whether this client does not own it at first.
+    #[must_use]
+    pub fn begins_standby(self) -> bool {
+        matches!(self, ImageOwnership::Standby | ImageOwnership::Group)
     }
 }
 

@@ -258,7 +258,7 @@ impl<'a> Parser<'a> {
         let found = ImageOwnership::WORDS.iter().find(|(word, _)| *word == value);
         found
             .map(|(_, ownership)| *ownership)
-            .ok_or_else(|| self.value(key, value, "write on, off, take or standby"))
+            .ok_or_else(|| self.value(key, value, "write on, off, take, standby or group"))
     }
 
     /// Parses the pool, the namespace, the image and the snapshot.

@@ -98,6 +98,7 @@ fn every_kind_takes_block_sizes() {
         "rbd:pool/disk?exclusive=on&timeout=5s",
         "rbd:pool/disk?exclusive=take",
         "rbd:pool/disk?exclusive=standby",
+        "rbd:pool/disk?exclusive=group",
         "stripe:mem:1g?block_size=4k,null:1g?physical_block_size=4k",
         "delay:1ms:slice:0,1g:file:a?block_size=4k",
     ] {
@@ -283,7 +284,7 @@ fn an_error_about_an_image_of_ceph_shows_how_to_name_one() {
         ("rbd:pool/disk?id=", "write a user, as in id=admin"),
         ("rbd:pool/disk?user=admin", "`user` in `rbd:pool/disk?user=admin` is not an option of an RBD image"),
         ("rbd:pool/disk?timeout=0s", "write 1s to 1h"),
-        ("rbd:pool/disk?exclusive=yes", "write on, off, take or standby"),
+        ("rbd:pool/disk?exclusive=yes", "write on, off, take, standby or group"),
         ("rbd:pool/disk@then?exclusive=on", "an image that is only read has no owner"),
         ("rbd:pool/disk?exclusive=take&readonly=on", "an image that is only read has no owner"),
         ("rbd:pool/%ff", "write UTF-8"),
@@ -345,7 +346,8 @@ fn rbd() -> impl Strategy<Value = RbdSpec> {
         Just(ImageOwnership::Shared),
         Just(ImageOwnership::Exclusive),
         Just(ImageOwnership::Take),
-        Just(ImageOwnership::Standby)
+        Just(ImageOwnership::Standby),
+        Just(ImageOwnership::Group)
     ];
     let options = (any::<bool>(), ownership, timeout, blocks());
     (names, access, options).prop_map(
