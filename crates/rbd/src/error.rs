@@ -75,6 +75,12 @@ pub enum RbdError {
     /// A call about an open image does not return.
     #[error("the cluster does not answer within {} s; 'ceph health detail' says what is missing", .0.as_secs())]
     NoAnswer(Duration),
+    /// The group's member, by whose client the image is opened, has none now.
+    #[error("this gateway has no connection of its group to the cluster now; it is tried again")]
+    NoClient,
+    /// What the call was for was given up meanwhile.
+    #[error("given up meanwhile")]
+    GivenUp,
     /// The lock was acquired, but cannot be used, and perhaps is not released.
     #[error("{error}; and the image's lock is not released: {why}")]
     NotReleased {

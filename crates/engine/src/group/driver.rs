@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct GroupDriver {
     sender: Sender<GroupInput>,
     status: Arc<Mutex<Arc<GroupStatus>>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl GroupDriver {
@@ -35,7 +35,7 @@ impl GroupDriver {
         let status = Arc::default();
         let runner = Runner::new(options, connect, volumes, &sender, &status);
         let thread = thread::Builder::new().name("group".to_owned()).spawn(move || runner.run(&inputs))?;
-        Ok(GroupDriver { sender, status, thread: Some(thread) })
+        Ok(GroupDriver { sender, status, thread: Mutex::new(Some(thread)) })
     }
 
     /// What the member knows now. Waits for nothing.
@@ -55,13 +55,19 @@ impl GroupDriver {
         sent.map_err(|_| Refusal::NotMember)?;
         answered.recv_timeout(COMMAND_TIMEOUT.saturating_add(LATE)).unwrap_or(Err(Refusal::Unconfirmed))
     }
+
+    /// Ends what dropping it ends. Later commands are refused.
+    pub fn end(&self) {
+        // It has ended if nobody receives this.
+        let _ = self.sender.send(GroupInput::Stop);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = thread.map(JoinHandle::join);
+    }
 }
 
 impl Drop for GroupDriver {
     fn drop(&mut self) {
-        // It has ended if nobody receives this.
-        let _ = self.sender.send(GroupInput::Stop);
-        let _ = self.thread.take().map(JoinHandle::join);
+        self.end();
     }
 }
 

@@ -15,6 +15,7 @@
 //! | `call_thread` | a thread for calls that may block for ever |
 //! | `client` | one client of the cluster: its calls in flight and their limits, its watch |
 //! | [`volumes`] | what a group needs of the volumes of this daemon |
+//! | [`turn_volumes`] | volumes that become active and standby, as a group needs them |
 //! | `runner` | the loop around the member |
 //! | [`options`] | what a driver is started with, and what it tells |
 //! | [`driver`] | the handle: starting, commands |
@@ -31,8 +32,7 @@
 //! - *Time is that of a clock that goes on while the process is stopped* (`CLOCK_MONOTONIC`), so a
 //!   member that goes on finds that it has not heard itself, and ends its I/O first.
 //!
-//! `docs/decisions/0123-a-thread-drives-a-member-of-a-group-over-ceph.md` has the reasons. No
-//! command of the program starts a driver yet.
+//! `docs/decisions/0123-a-thread-drives-a-member-of-a-group-over-ceph.md` has the reasons.
 
 mod call_thread;
 mod client;
@@ -40,10 +40,12 @@ pub mod driver;
 mod input;
 pub mod options;
 mod runner;
+pub mod turn_volumes;
 pub mod volumes;
 
 pub use driver::GroupDriver;
-pub use options::{ConnectToCluster, GroupOptions, GroupStatus};
+pub use options::{ConnectToCluster, GroupOptions, GroupStatus, connect_to};
+pub use turn_volumes::{FindVolume, MemberVolume, TurnVolumes};
 pub use volumes::{Activation, GroupVolumes, VolumeReports};
 
 /// Maximum number of earlier clients that are not closed yet.

@@ -1,7 +1,7 @@
 //! What a driver is started with, and what it tells.
 
 use blockmux_group::{Client, Incarnation, Settings, Table};
-use blockmux_rbd::cluster::Cluster;
+use blockmux_rbd::cluster::{Cluster, ClusterOptions};
 use blockmux_rbd::error::RbdError;
 use std::sync::Arc;
 
@@ -25,6 +25,16 @@ pub struct GroupOptions {
 /// Makes a new connection to the cluster, which is a client that nobody has had. Called by a thread
 /// that may block.
 pub type ConnectToCluster = Arc<dyn Fn() -> Result<Cluster, RbdError> + Send + Sync>;
+
+/// Connects to a cluster with these options. `on_start` is called by the thread that connects, from
+/// which all threads of the libraries begin.
+#[must_use]
+pub fn connect_to(cluster: ClusterOptions, on_start: fn()) -> ConnectToCluster {
+    Arc::new(move || {
+        on_start();
+        Cluster::connect(&cluster)
+    })
+}
 
 /// What a member knows of its group.
 #[derive(Clone, Debug, Default)]

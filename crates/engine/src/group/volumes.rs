@@ -78,7 +78,8 @@ impl VolumeReports {
         self.send(Event::Lost { volume: volume.to_owned(), epoch }, Some(problem));
     }
 
-    /// The cluster refuses the client.
+    /// The cluster refuses the client, or has to: the member continues with another one, and the
+    /// group fences this one if it had volumes.
     pub fn client_fenced(&self) {
         self.send(Event::OwnClientFenced, None);
     }

@@ -32,7 +32,7 @@ pub enum TurnError<E> {
     #[error("{0}")]
     Refused(TransitionRefused),
     /// The caller has given it up.
-    #[error("given up")]
+    #[error("given up: {0}")]
     GivenUp(E),
     /// I/O has not ended within [`DRAIN_LIMIT`].
     #[error("I/O has not ended; the volume is {}", now.name())]
@@ -51,6 +51,15 @@ pub enum TurnError<E> {
         /// served, but no other process can own it unless it shuts this one out.
         may_own: bool,
     },
+}
+
+impl<E> TurnError<E> {
+    /// Whether the storage has not confirmed that this process does not own the volume, which serves
+    /// nothing unless it is still active.
+    #[must_use]
+    pub fn may_own(&self) -> bool {
+        matches!(self, TurnError::Failed { may_own: true, .. })
+    }
 }
 
 /// Makes the volume active: when this returns, the process owns it and serves I/O. After an error

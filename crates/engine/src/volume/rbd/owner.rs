@@ -30,12 +30,11 @@ impl RbdVolume {
     /// # Errors
     /// If the cluster refuses it. Whether this client still owns the image is unknown then.
     pub fn disown(&self) -> Result<(), RbdError> {
-        self.release_during(())
+        self.release_image(self.image(), ())
     }
 
     /// Gives the image up. `held` is dropped when the cluster has answered.
-    fn release_during(&self, held: impl Send + 'static) -> Result<(), RbdError> {
-        let image = self.image();
+    fn release_image(&self, image: Arc<Image>, held: impl Send + 'static) -> Result<(), RbdError> {
         let asked = image.clone();
         let released = within(LIMIT, move || asked.release_lock(), drop, held);
         released.inspect_err(|error| note_blocklisted(image.cluster(), error))
@@ -136,19 +135,22 @@ impl RbdOwnership {
     }
 
     fn try_acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, NotAcquired> {
-        self.volume.open_again().map_err(not_acquired)?;
+        self.volume.open_again(transition).map_err(not_acquired)?;
         self.watch();
         let own = || self.volume.own_during(take, self.on_start, transition.clone());
         let owned = match own() {
             // Nobody has noticed it before.
             Err(error) if error.is_blocklisted() => {
-                self.volume.open_again().map_err(not_acquired)?;
+                self.volume.open_again(transition).map_err(not_acquired)?;
                 self.watch();
                 own()
             }
             owned => owned,
         };
         owned.map_err(not_acquired)?;
+        if !transition.is_current() {
+            return Err(not_acquired(RbdError::GivenUp));
+        }
         self.load().map_err(|error| match self.release(transition) {
             Ok(()) => NotAcquired { error, may_own: false },
             Err(why) => {
@@ -188,7 +190,12 @@ impl Ownership for RbdOwnership {
     }
 
     fn release(&self, transition: &Transition) -> Result<(), String> {
-        self.volume.release_during(transition.clone()).map_err(|error| error.to_string())
+        let image = self.volume.image();
+        // Otherwise it may be the image of the next owner in this process.
+        if !transition.is_current() {
+            return Err(RbdError::GivenUp.to_string());
+        }
+        self.volume.release_image(image, transition.clone()).map_err(|error| error.to_string())
     }
 }
 
@@ -210,7 +217,7 @@ fn is_held(image: &Arc<Image>, pending: Arc<()>) -> Result<bool, String> {
 
 /// What was not answered may still succeed, and is undone then.
 fn not_acquired(error: RbdError) -> NotAcquired {
-    let may_own = matches!(error, RbdError::NoAnswer(_) | RbdError::NotReleased { .. });
+    let may_own = matches!(error, RbdError::NoAnswer(_) | RbdError::NotReleased { .. } | RbdError::GivenUp);
     NotAcquired { error: error.to_string(), may_own }
 }
 

@@ -2,8 +2,10 @@
 
 use super::channel::RbdChannel;
 use super::current::CurrentImage;
+use super::member_client::MemberClient;
 use super::state::{BLOCK, CurrentInfo, ImageState, whole_blocks};
 use crate::core::reactor::EngineCore;
+use blockmux_proto::volume_state::Transition;
 use blockmux_rbd::cluster::{Cluster, ClusterOptions, why_it_hangs};
 use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::image::{Image, ImageDetails, ImageName};
@@ -14,7 +16,7 @@ use blockmux_volume::{
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use tracing::warn;
 
@@ -26,6 +28,8 @@ pub struct RbdVolume {
     is_snapshot: bool,
     /// How the image is opened again.
     opening: Option<ImageOpening>,
+    /// By whose client it is opened before it is owned; by that of its options if there is none.
+    member: OnceLock<Arc<MemberClient>>,
 }
 
 #[derive(Clone)]
@@ -51,7 +55,7 @@ impl RbdVolume {
         on_start: fn(),
     ) -> Result<RbdVolume, RbdError> {
         let opening = ImageOpening { cluster: cluster.clone(), name: name.clone(), read_only, on_start };
-        let (image, has_changed) = opening.open()?;
+        let (image, has_changed) = opening.open(None)?;
         let volume = RbdVolume::of_image(image, name, has_changed);
         Ok(RbdVolume { opening: Some(opening), ..volume })
     }
@@ -66,7 +70,7 @@ impl RbdVolume {
         let info = Arc::new(CurrentInfo::new(&info_of(image.details())));
         let state = state_of(image, name, has_changed, info);
         let (current, is_snapshot) = (CurrentImage::new(state), name.snapshot.is_some());
-        RbdVolume { current, identity, is_snapshot, opening: None }
+        RbdVolume { current, identity, is_snapshot, opening: None, member: OnceLock::new() }
     }
 
     /// The open image.
@@ -80,16 +84,35 @@ impl RbdVolume {
         &self.identity
     }
 
-    /// Opens the image by another client if the cluster has blocklisted the present one. Blocks as
-    /// opening does.
+    /// Has the image opened by the client of a group's member before it is owned, instead of the
+    /// one of its options. Only the first call counts.
+    pub fn open_by(&self, member: &Arc<MemberClient>) {
+        // The first one stays.
+        let _ = self.member.set(member.clone());
+    }
+
+    /// Opens the image by the client that is to own it: by that of a group's member, or by another
+    /// one if the cluster has blocklisted the present one. Blocks as opening does.
     ///
     /// # Errors
-    /// If it cannot be opened, or another image has its name now.
-    pub(super) fn open_again(&self) -> Result<(), RbdError> {
-        let Some(opening) = self.opening.as_ref().filter(|_| self.image().cluster().is_blocklisted()) else {
-            return Ok(());
+    /// If it cannot be opened, another image has its name now, there is no client, or the transition
+    /// was given up.
+    pub(super) fn open_again(&self, transition: &Transition) -> Result<(), RbdError> {
+        let Some(opening) = &self.opening else { return Ok(()) };
+        let client = self.member.get().map(|member| member.get().ok_or(RbdError::NoClient)).transpose()?;
+        let is_wanted = || if transition.is_current() { Ok(()) } else { Err(RbdError::GivenUp) };
+        // The next transition has another client.
+        is_wanted()?;
+        let image = self.image();
+        let is_right = match &client {
+            Some(client) => Arc::ptr_eq(image.cluster(), client),
+            None => !image.cluster().is_blocklisted(),
         };
-        let (image, has_changed) = opening.open()?;
+        if is_right {
+            return Ok(());
+        }
+        let (image, has_changed) = opening.open(client)?;
+        is_wanted()?;
         self.replace_image(image, &opening.name, has_changed)
     }
 
@@ -117,14 +140,15 @@ impl RbdVolume {
 }
 
 impl ImageOpening {
-    fn open(&self) -> Result<(Arc<Image>, Arc<AtomicBool>), RbdError> {
+    /// Opens the image by a client, or by the one of its options.
+    fn open(&self, client: Option<Arc<Cluster>>) -> Result<(Arc<Image>, Arc<AtomicBool>), RbdError> {
         let (sender, opened) = mpsc::channel();
         let own = self.clone();
         // The image of a cluster without enough storage daemons opens when they are back, perhaps
         // never; then nobody receives it, and it is closed.
         let open = move || {
             (own.on_start)();
-            drop(sender.send(open_image(&own.cluster, &own.name, own.read_only)));
+            drop(sender.send(open_image(client, &own)));
         };
         let no_thread = |_| RbdError::Call { call: "a new thread", error: Errno(libc::EAGAIN) };
         thread::Builder::new().name("rbd open".to_owned()).spawn(open).map_err(no_thread)?;
@@ -152,15 +176,14 @@ fn state_of(
 }
 
 fn open_image(
-    cluster: &ClusterOptions,
-    name: &ImageName,
-    read_only: bool,
+    client: Option<Arc<Cluster>>,
+    ImageOpening { cluster, name, read_only, .. }: &ImageOpening,
 ) -> Result<(Arc<Image>, Arc<AtomicBool>), RbdError> {
-    let cluster = Cluster::shared(cluster)?;
+    let cluster = client.map_or_else(|| Cluster::shared(cluster), Ok)?;
     let has_changed = Arc::new(AtomicBool::new(false));
     let changed = has_changed.clone();
     let on_change = Box::new(move || changed.store(true, Ordering::Relaxed));
-    let opened = Image::open(&cluster, name, read_only, on_change);
+    let opened = Image::open(&cluster, name, *read_only, on_change);
     opened.map(|image| (image, has_changed)).inspect_err(|error| note_blocklisted(&cluster, error))
 }
 
