@@ -5,6 +5,7 @@ pub(crate) mod action;
 mod address;
 pub(crate) mod bodies;
 pub(crate) mod client;
+pub(crate) mod cluster;
 pub(crate) mod distinct_keys;
 pub(crate) mod edit;
 mod error;

@@ -5,6 +5,7 @@ use crate::api::bodies::{
     AddVolume, Added, AttachVolume, Attached, AttachedDevice, Attachment, LimitVolume, Resized, SecretInfo,
     SecretText,
 };
+use crate::api::cluster::{ClusterChange, ClusterStatus};
 use crate::api::edit::{ConfigEdit, ListQuery, ObjectList, ObjectPath};
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent};
 use crate::api::plan::PlanReport;
@@ -36,6 +37,10 @@ pub(crate) enum Request {
     Add(AddVolume),
     /// Stop exporting a volume.
     Remove { name: String, force: bool },
+    /// Show the group of gateways.
+    Cluster,
+    /// Change the group of gateways.
+    ClusterChange(ClusterChange),
     /// List the snapshots of a volume.
     Snapshots { volume: String },
     /// Create a snapshot of a volume.
@@ -112,6 +117,8 @@ impl fmt::Display for Request {
             Request::Log { levels } => write!(f, "log {}", levels.as_deref().unwrap_or_default()),
             Request::Change(change) => write!(f, "change {}", change.target),
             Request::Disconnect { session } => write!(f, "disconnect {session}"),
+            Request::Cluster => f.write_str("cluster status"),
+            Request::ClusterChange(change) => change.fmt(f),
             Request::Snapshots { volume } => write!(f, "list snapshots of {volume}"),
             Request::CreateSnapshot { volume, name } => write!(f, "create snapshot {volume}@{name}"),
             Request::DeleteSnapshot { volume, name } => write!(f, "delete snapshot {volume}@{name}"),
@@ -147,6 +154,8 @@ pub(crate) enum Answer {
         /// Its ETag.
         tag: String,
     },
+    /// The group of gateways.
+    Cluster(ClusterStatus),
     /// The snapshots of a volume.
     Snapshots(Vec<SnapshotStatus>),
     /// A snapshot that was created.
@@ -207,6 +216,7 @@ impl Answer {
             Answer::Plan(report) => json!(report),
             Answer::Config { content: FragmentContent::Toml(text), .. } => json!(text),
             Answer::Config { content: FragmentContent::Json(config), .. } => json!(config),
+            Answer::Cluster(status) => json!(status),
             Answer::Snapshots(list) => json!(list),
             Answer::Snapshot(snapshot) => json!(snapshot),
             Answer::Secrets(list) => json!(list),

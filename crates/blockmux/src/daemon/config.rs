@@ -1,6 +1,7 @@
 //! The config file of `serve`: TOML, with the options of the command line as keys.
 
 use super::access::ApiAccess;
+use super::group::GroupConfig;
 use super::role::{ApiCertificate, ApiToken};
 use super::setup::check_name;
 use super::sources::{INCLUDE, Sources};
@@ -49,6 +50,7 @@ pub(super) struct Config {
     #[serde(deserialize_with = "parsed")]
     pub(super) control: Option<ControlPath>,
     pub(super) mdns: bool,
+    pub(super) group: Option<GroupConfig>,
     #[serde(deserialize_with = "parsed")]
     pub(super) api: Option<ApiListener>,
     pub(super) api_token_file: Option<PathBuf>,
@@ -59,7 +61,7 @@ pub(super) struct Config {
 }
 
 /// The keys of [`Config`].
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 19] = [
     "volume",
     "attachment",
     "read_only",
@@ -72,6 +74,7 @@ const KEYS: [&str; 18] = [
     "state",
     "control",
     "mdns",
+    "group",
     "api",
     "api_token_file",
     "api_tls_certificates",
@@ -236,6 +239,7 @@ impl Config {
         for path in self.state.iter_mut().chain(control).chain(&mut self.api_tls_certificates) {
             *path = directory.join(&*path);
         }
+        self.group.iter_mut().for_each(|group| group.anchor(directory));
         let attachments = std::mem::take(&mut self.attachment).into_iter();
         self.attachment = attachments.map(|own| own.below(directory)).collect();
         let tokens = self.api_token.iter_mut().map(|own| &mut own.token_file);
@@ -406,6 +410,7 @@ mod tests {
             ("volume.limits", "[[volume]]\nspec = 'mem:1m'\n[volume.client_limits]"),
             ("volume.scsi", "[[volume]]\nspec = 'mem:1m'\n[volume.scsi]"),
             ("attachment", "[[attachment]]\nvolume = 'a'"),
+            ("group", "[group]"),
             ("api_token", "[[api_token]]"),
             ("api_certificate", "[[api_certificate]]"),
             ("iscsi_target", "[[iscsi_target]]"),

@@ -9,19 +9,20 @@ use super::announce::{Announcer, ClientLocation};
 use super::config_audit::{self, Caller};
 use super::disks::DiskInfo;
 use super::exported::ExportedBy;
+use super::group::GroupMember;
 use super::opening::VolumeOpener;
 use super::reload::commands::{self, Executed};
-use super::reload::{Current, Reloader, VolumeUsers, edit, fragment};
+use super::reload::{Current, Reloader, edit, fragment};
 use super::secrets::Secrets;
-use super::serving_commands::{OwnedVolume, check_no_disk};
+use super::serving_commands::OwnedVolume;
 use super::snapshot_commands::SnapshottedVolume;
-use crate::api::ApiError;
 use crate::api::bodies::{Added, Attached, AttachedDevice};
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
 use crate::api::status::{
     PopulatedStatus, ProtocolStatus, ReservationStatus, SessionStatus, Status, ThrottleStatus, VolumeStatus,
 };
+use crate::api::{ApiError, ErrorCode};
 use crate::process::log::levels::{self, Levels};
 use crate::protocol::frontend::{Change, LiveProtocol};
 use crate::protocol::policy::Policy;
@@ -228,6 +229,9 @@ impl ControlServer {
                 let (content, tag) = self.reloader.export(*as_json);
                 Answer::Config { content, tag }
             }
+            Request::Cluster => {
+                self.gateway().map_or_else(Answer::Failed, |own| Answer::Cluster(own.cluster_status()))
+            }
             Request::Snapshots { volume } => {
                 let listed = self.snapshotted(volume).and_then(|volume| volume.list());
                 listed.map_or_else(Answer::Failed, Answer::Snapshots)
@@ -333,6 +337,7 @@ impl ControlServer {
                 let (text, effects) = self.owned(volume)?.deactivate(&self.reloader.blocking, caller)?;
                 Ok(Changed { answer: Answer::Message(text), effects })
             }
+            Request::ClusterChange(change) => self.gateway()?.change(change).map(said),
             Request::Disconnect { session } => self.disconnect(session),
             Request::WriteSecret { name, value } => self.write_secret(name, value, caller),
             Request::RemoveSecret { name, force } => self.remove_secret(name, *force, caller),
@@ -340,6 +345,7 @@ impl ControlServer {
             | Request::Sessions
             | Request::Diff
             | Request::Export { .. }
+            | Request::Cluster
             | Request::Snapshots { .. }
             | Request::Secrets
             | Request::List { .. }
@@ -403,20 +409,20 @@ impl ControlServer {
     /// A volume, for the commands that make it active or standby.
     fn owned(&self, name: &str) -> Result<OwnedVolume, ApiError> {
         let state = self.state_of(name)?;
-        let sessions = self.connection_limits.limit.sessions().clone();
-        let (disks, cores) = (self.reloader.disks.clone(), self.reloader.cores().clone());
-        let (named, own_name) = (name.to_owned(), name.to_owned());
-        // It does not keep what the daemon serves.
-        let reloader = Arc::downgrade(&self.reloader);
-        let named_now = move |reloader: Arc<Reloader>| VolumeUsers::new(&reloader).named_by_sessions(&named);
-        Ok(OwnedVolume {
-            state,
-            check_disks: Box::new(move || check_no_disk(&own_name, &disks)),
-            wake: Box::new(move || cores.wake_all()),
-            sessions,
-            targets: Box::new(move || reloader.upgrade().map(&named_now).unwrap_or_default()),
-            name: name.to_owned(),
-        })
+        if self.reloader.image_of_group(name).is_some() {
+            let text = format!(
+                "{name}: the group of gateways decides which one serves it; use 'blockmux ctl cluster move {name} MEMBER'"
+            );
+            return Err(ApiError::new(ErrorCode::Conflict, text));
+        }
+        Ok(self.reloader.owned_volume(name, state))
+    }
+
+    /// The daemon as a member of its group.
+    fn gateway(&self) -> Result<Arc<GroupMember>, ApiError> {
+        let text = "this daemon belongs to no group of gateways; a config with the table [group] takes effect at the \
+                    next start";
+        self.reloader.group.get().ok_or_else(|| ApiError::new(ErrorCode::Conflict, text))
     }
 
     /// The state of a volume that exists.

@@ -715,6 +715,7 @@ mod tests {
                 policy: Policy::default(),
                 state: None,
                 known: KnownVolumes::default(),
+                member: Arc::default(),
             };
             let open = |text: &str| {
                 let path = files.path().join(text);

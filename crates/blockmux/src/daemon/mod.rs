@@ -18,6 +18,7 @@ mod control;
 mod disk_setup;
 mod disks;
 mod exported;
+mod group;
 mod identity;
 mod idle;
 mod inherited;
@@ -59,6 +60,7 @@ use api::{Api, Probes, bind_control, bind_tcp};
 use blockmux_engine::core::cores::{Cores, CoresConfig};
 use blockmux_engine::serve::listener::ConnectionLimit;
 use blockmux_engine::sys::congestion::Congestion;
+use blockmux_engine::volume::rbd::MemberClient;
 use blockmux_proto::exports::Exports;
 use blockmux_volume::MAX_TRANSFER;
 use config::VolumeEntry;
@@ -283,10 +285,11 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     // The command of --run keeps the privileges of the user who started it.
     let drops_privileges = command.is_none() && !keep_privileges;
     let disk_setup = DiskSetup::begin(&setup, drops_privileges, command.is_some())?;
+    let member = Arc::<MemberClient>::default();
     let (stage, of_daemon) = watch::channel(DaemonStage::Starting);
     let (setup, opening) = (Arc::new(setup), start::Opening { events: &events, sender: &sender });
     let start_probes = || Probes::start(&endpoints, of_daemon.clone());
-    let opened = opening.open(&setup, takeover.as_mut(), &mut inherited, start_probes)?;
+    let opened = opening.open((&setup, &member), takeover.as_mut(), &mut inherited, start_probes)?;
     let Some((exports, probes)) = opened else {
         info!("stopped before the volumes were open");
         return Ok(ExitCode::SUCCESS);
@@ -319,8 +322,9 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     let ending = EndingDisks::new(&disks, server);
     let announcement = announcement.with_disks(&disks.list());
     let (served, bound) = ((cores, disks.clone()), (bound, private));
-    let reloader = Reloader::start((args, inherited), &setup, &exports, &connection_limits, served, bound)?
-        .with_api_credentials(api_credentials);
+    let started =
+        Reloader::start((args, inherited), &setup, &exports, &connection_limits, served, bound, &member)?;
+    let reloader = started.with_api_credentials(api_credentials);
     takeover.iter_mut().for_each(|takeover| takeover.resume(&reloader));
     if let Some(left) = limit.lacks_space() {
         let (left, needed) = (left >> 20, reserved_space >> 20);
@@ -357,6 +361,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         false => Some(Api::start(endpoints.clone(), control, successors, of_daemon.clone())?),
     };
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
+    group::start(setup.group.as_ref(), &reloader)?;
     let reloads = ReloadRequests::start(&reloader)?;
     stage.send_replace(DaemonStage::Serving);
     let status = match command {
@@ -395,6 +400,8 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
     if !matches!(status, Ok(End::HandOver(_))) {
         reloader.mdns.withdraw();
     }
+    // While its sessions are served, and before another process of this member joins.
+    reloader.group.leave();
     reloader.blocking.stop();
     let hands_over = match &status {
         Ok(End::HandOver(handover)) => {

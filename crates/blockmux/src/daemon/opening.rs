@@ -12,10 +12,10 @@ use crate::process::machine::{machine_id, memory_bytes};
 use crate::protocol::policy::Policy;
 use crate::protocol::{Carrier, Protocol};
 use crate::volume_kinds::open::{self, Access, OpenImage, Opened, Populate, Use};
+use blockmux_engine::volume::rbd::MemberClient;
 use blockmux_proto::exports::Export;
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::volume_state::{VolumeIdentity, VolumeState};
-use blockmux_volume::spec::ImageOwnership;
 use blockmux_volume::units::human_size;
 use blockmux_volume::{Spec, VolumeInfo};
 use std::collections::BTreeMap;
@@ -42,6 +42,8 @@ pub(super) struct VolumeOpener {
     pub(super) state: Option<PathBuf>,
     /// The volumes of the daemon from which this process takes over.
     pub(super) known: KnownVolumes,
+    /// By whose client images of a group are opened before they are owned.
+    pub(super) member: Arc<MemberClient>,
 }
 
 /// What is known of the volumes of the daemon from which a process takes over, by name.
@@ -92,6 +94,9 @@ impl VolumeOpener {
         let memory = memory_bytes();
         let opened = open::open(spec, how)?;
         let Opened { volume, data, remote, image, .. } = &opened;
+        if let Some(image) = image.as_ref().filter(|image| image.is_of_group()) {
+            image.volume.open_by(&self.member);
+        }
         if spec.ram_bytes() > memory {
             warn!(
                 "{spec}: is larger than this machine's memory ({}); the kernel kills processes when memory runs out",
@@ -184,8 +189,7 @@ fn own(opened: &Opened, named: &NamedVolume, turn: Option<&KnownTurn>) -> Result
 
 /// Whether daemons serve an image of this spec in turns.
 pub(super) fn is_in_turns(spec: &Spec) -> bool {
-    let is_standby =
-        |spec: &&Spec| matches!(spec, Spec::Rbd(image) if image.ownership == ImageOwnership::Standby);
+    let is_standby = |spec: &&Spec| matches!(spec, Spec::Rbd(image) if image.ownership.begins_standby());
     spec.leaves().iter().any(is_standby)
 }
 

@@ -115,14 +115,15 @@ impl OwnedVolume {
     }
 
     /// Asks the sessions to end that the volume fences for good, and closes what is left of them.
-    fn end_fenced(&self) {
+    pub(super) fn end_fenced(&self) {
         let draining = self.drain_fenced();
         wait(DRAIN_TIMEOUT, || draining.left().is_empty());
         draining.close();
         (self.wake)();
     }
 
-    fn drain_fenced(&self) -> Draining {
+    /// Asks the sessions to end that the volume fences for good.
+    pub(super) fn drain_fenced(&self) -> Draining {
         let draining = self.sessions.drain_fenced(FENCED, &self.state, &(self.targets)());
         (self.wake)();
         draining

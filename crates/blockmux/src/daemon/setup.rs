@@ -7,6 +7,7 @@ use super::ServeArgs;
 use super::access::{ApiAccess, RequiredCredentials, tcp_address};
 use super::attachment::{self, ATTACHMENTS};
 use super::config::{Config, VolumeEntry, current_directory};
+use super::group::{self, GroupConfig};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
 use super::opening::{KnownVolumes, NamedVolume, VolumeOpener, is_in_turns};
@@ -26,6 +27,7 @@ use crate::volume_kinds::open::Populate;
 use crate::volume_kinds::opened_twice::{self, WrittenFile};
 use crate::volume_kinds::shared_files;
 use blockmux_engine::sys::congestion::Congestion;
+use blockmux_engine::volume::rbd::MemberClient;
 use blockmux_engine::volume::state::check_directory;
 use blockmux_lab::ceiling::Transport;
 use blockmux_proto::exports::{Export, Exports};
@@ -80,6 +82,8 @@ pub(super) struct Setup {
     pub(super) api_access: ApiAccess,
     /// What [`Setup::api_access`] has loaded; `None` without [`Setup::api`].
     pub(super) api_credentials: Option<Arc<RequiredCredentials>>,
+    /// The group of gateways that the daemon belongs to.
+    pub(super) group: Option<GroupConfig>,
     /// The config file and those that it includes.
     pub(super) sources: Option<Sources>,
 }
@@ -164,6 +168,7 @@ impl Setup {
         frontends.check(is_served, &names).map_err(Failure::request)?;
         let attachments = std::mem::take(&mut config.attachment);
         attachment::check_all(&attachments, &names).map_err(Failure::request)?;
+        group::check(config.group.as_ref(), &volumes, &attachments).map_err(Failure::request)?;
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
         let asked_cores = args.cores.or(config.cores);
         let cores = at_most(MAX_CORES, "cores", asked_cores, cpus)?;
@@ -208,6 +213,7 @@ impl Setup {
             congestion,
             control,
             mdns: args.mdns || config.mdns,
+            group: config.group,
             api: api_listener,
             api_access,
             api_credentials,
@@ -296,14 +302,16 @@ impl Setup {
         ))
     }
 
-    /// The opener of volumes with these settings.
-    pub(super) fn opener(&self) -> VolumeOpener {
+    /// The opener of volumes with these settings; images of a group are opened by the client of
+    /// `member`.
+    pub(super) fn opener(&self, member: &Arc<MemberClient>) -> VolumeOpener {
         VolumeOpener {
             protocols: protocols(&self.listeners).collect(),
             may_grow: self.may_change(),
             policy: self.policy.clone(),
             state: self.state.clone(),
             known: KnownVolumes::default(),
+            member: member.clone(),
         }
     }
 
@@ -326,8 +334,12 @@ impl Setup {
     }
 
     /// Opens the volumes for whose names `is_meant` returns true.
-    pub(super) fn open_some(&self, is_meant: impl Fn(&str) -> bool) -> Result<OpenedVolumes, Failure> {
-        let opener = self.opener();
+    pub(super) fn open_some(
+        &self,
+        member: &Arc<MemberClient>,
+        is_meant: impl Fn(&str) -> bool,
+    ) -> Result<OpenedVolumes, Failure> {
+        let opener = self.opener(member);
         let meant = self.volumes.iter().filter(|named| is_meant(&named.name));
         let open = |named: &NamedVolume| {
             let opened = opener.open(named, Populate::Behind).map_err(|failure| self.located(failure))?;
@@ -341,8 +353,13 @@ impl Setup {
     ///
     /// # Errors
     /// If one cannot be opened or exported.
-    pub(super) fn open(&self, mut opened: OpenedVolumes, known: KnownVolumes) -> Result<Exports, Failure> {
-        let opener = VolumeOpener { known, ..self.opener() };
+    pub(super) fn open(
+        &self,
+        member: &Arc<MemberClient>,
+        mut opened: OpenedVolumes,
+        known: KnownVolumes,
+    ) -> Result<Exports, Failure> {
+        let opener = VolumeOpener { known, ..self.opener(member) };
         let populate = Populate::Until(Instant::now() + POPULATING);
         let open = |named: &NamedVolume| match opened.remove(&named.name) {
             Some(opened) => Ok(opened),

@@ -10,6 +10,7 @@ use super::takeover::Takeover;
 use super::{DaemonEvent, GRACE};
 use crate::failure::Failure;
 use crate::volume_kinds::flush;
+use blockmux_engine::volume::rbd::MemberClient;
 use blockmux_proto::exports::Exports;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,17 +33,17 @@ impl Opening<'_> {
     /// If a volume cannot be opened or exported, the takeover fails, or probes cannot be answered.
     pub(super) fn open(
         &self,
-        setup: &Arc<Setup>,
+        (setup, member): (&Arc<Setup>, &Arc<MemberClient>),
         takeover: Option<&mut Takeover>,
         inherited: &mut InheritedListeners,
         start_probes: impl FnOnce() -> Result<Probes, Failure>,
     ) -> Result<Option<(Exports, Probes)>, Failure> {
-        let own = setup.clone();
+        let (own, of_group) = (setup.clone(), member.clone());
         let Some(takeover) = takeover else {
             let probes = start_probes()?;
             let open = move || {
                 own.check_files()?;
-                own.open(BTreeMap::new(), KnownVolumes::default())
+                own.open(&of_group, BTreeMap::new(), KnownVolumes::default())
             };
             let exports = self.unless_stopped(open)?;
             return Ok(exports.map(|exports| (exports, probes)));
@@ -51,15 +52,15 @@ impl Opening<'_> {
         let theirs = takeover.names();
         let open_new = move || {
             own.check_files()?;
-            own.open_some(|name| !theirs.contains(name))
+            own.open_some(&of_group, |name| !theirs.contains(name))
         };
         let new = self.unless_stopped(open_new)?;
         let Some(new) = new else { return Ok(None) };
         takeover.wait_for_release(inherited)?;
         let probes = start_probes()?;
         inherited.close_offered();
-        let (own, known) = (setup.clone(), takeover.known_volumes());
-        let exports = self.unless_stopped(move || own.open(new, known))?;
+        let (own, of_group, known) = (setup.clone(), member.clone(), takeover.known_volumes());
+        let exports = self.unless_stopped(move || own.open(&of_group, new, known))?;
         exports.iter().try_for_each(|exports| takeover.restore(exports))?;
         Ok(exports.map(|exports| (exports, probes)))
     }

@@ -66,7 +66,12 @@ impl OpenImage {
 
     /// Whether the image is exported without being owned at first.
     pub(crate) fn is_standby(&self) -> bool {
-        self.ownership == ImageOwnership::Standby
+        self.ownership.begins_standby()
+    }
+
+    /// Whether a group of gateways decides which of them owns the image.
+    pub(crate) fn is_of_group(&self) -> bool {
+        self.ownership == ImageOwnership::Group
     }
 }
 
@@ -79,7 +84,7 @@ impl Opened {
     pub(crate) fn own(&self, spec: &Spec) -> Result<(), Failure> {
         if self.image.as_ref().is_some_and(OpenImage::is_standby) {
             return Err(Failure::request(format!(
-                "{spec}: exclusive=standby is for daemons, which own the image later; write exclusive=on or leave it out"
+                "{spec}: exclusive=standby and group are for daemons, which own the image later; write exclusive=on or leave it out"
             )));
         }
         self.own_now(spec, true)

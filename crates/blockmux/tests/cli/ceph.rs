@@ -1,5 +1,6 @@
 //! Images of Ceph through the program, on a real cluster, which `make test-cluster` starts.
 
+mod group;
 mod owner;
 mod serving;
 

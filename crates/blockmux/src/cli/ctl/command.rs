@@ -1,5 +1,6 @@
 //! The commands of `blockmux ctl` as they are typed, and the requests that they stand for.
 
+use super::cluster::ClusterCommand;
 use super::fragment;
 use super::objects::ObjectCommand;
 use super::snapshots::SnapshotCommand;
@@ -53,6 +54,9 @@ pub(super) enum CtlCommand {
         /// Name of the volume
         volume: String,
     },
+    /// Show or change the group of gateways that the daemon belongs to
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Create, list, delete or protect snapshots of a volume whose storage has them
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -166,6 +170,7 @@ impl CtlCommand {
             CtlCommand::Activate { volume, take } => Request::Activate { volume, take },
             CtlCommand::Deactivate { volume } => Request::Deactivate { volume },
             CtlCommand::Resize { name, size, shrink } => Request::Resize { name, size, shrink },
+            CtlCommand::Cluster(command) => command.request(),
             CtlCommand::Snapshot(command) => command.request(),
             CtlCommand::Limit { name, limits, client_limits } => {
                 let [limits, client_limits] = [limits, client_limits].map(|limits| limits.map(Into::into));

@@ -5,6 +5,7 @@
 
 mod actions;
 mod attachments;
+mod cluster;
 mod command;
 mod fragment;
 mod objects;
@@ -152,6 +153,7 @@ fn show(answer: Answer, request: &Request, is_json: bool) -> Result<(), Failure>
         (Answer::Plan(report), _) => print(plan::text(&report)),
         (Answer::Config { content: FragmentContent::Toml(text), .. }, _) => print(text.trim_end()),
         (Answer::Secrets(list), _) => print(objects::secrets_text(&list)),
+        (Answer::Cluster(status), _) => print(cluster::text(&status)),
         (Answer::Snapshots(list), _) => print(snapshots::text(&list)),
         (Answer::Snapshot(snapshot), _) => print(snapshots::text(&[snapshot])),
         (Answer::Objects(list), _) => print(objects::list_text(&list)),

@@ -5,6 +5,7 @@ use crate::api::bodies::{
     ActivateVolume, ChangeLog, ChangeTarget, CreateSnapshot, Message, ProtectSnapshot, ResizeVolume,
 };
 use crate::api::client::{Call, CallBody, segment};
+use crate::api::cluster::ClusterChange;
 use crate::api::fragment::{ApplyOptions, Fragment, FragmentContent, JSON, TOML};
 use crate::api::request::{Answer, Request};
 use serde_json::{Value, json};
@@ -52,6 +53,8 @@ pub(super) fn call(request: &Request) -> Call {
         Request::Disconnect { session } => Call::new("DELETE", format!("/v1/sessions/{}", segment(session))),
         Request::Activate { volume, take } => activate(volume, *take),
         Request::Deactivate { volume } => Call::new("POST", volume_path(volume, "deactivate")),
+        Request::Cluster => Call::new("GET", "/v1/cluster"),
+        Request::ClusterChange(change) => change_cluster(change),
         Request::Snapshots { volume } => Call::new("GET", snapshots_path(volume)),
         Request::CreateSnapshot { volume, name } => create_snapshot(volume, name),
         Request::DeleteSnapshot { volume, name } => Call::new("DELETE", snapshot_path(volume, name)),
@@ -91,6 +94,7 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         Request::Add(_) => Answer::Added(serde_json::from_value(body)?),
         Request::Attach { .. } => Answer::Attached(serde_json::from_value(body)?),
         Request::AttachDisk(_) => Answer::DiskAttached(serde_json::from_value(body)?),
+        Request::Cluster => Answer::Cluster(serde_json::from_value(body)?),
         Request::Snapshots { .. } => Answer::Snapshots(serde_json::from_value(body)?),
         Request::CreateSnapshot { .. } => Answer::Snapshot(serde_json::from_value(body)?),
         Request::Remove { .. }
@@ -117,6 +121,7 @@ fn plain_answer(request: &Request, body: Value) -> Result<Answer, serde_json::Er
         | Request::Limit { .. }
         | Request::Activate { .. }
         | Request::Deactivate { .. }
+        | Request::ClusterChange(_)
         | Request::Save
         | Request::Disconnect { .. }
         | Request::RemoveSecret { .. } => match serde_json::from_value(body)? {
@@ -146,6 +151,17 @@ fn apply(Fragment { path, content }: &Fragment, options: &ApplyOptions) -> Call 
 
 fn activate(volume: &str, take: bool) -> Call {
     with_body("POST", volume_path(volume, "activate"), json!(ActivateVolume { take }))
+}
+
+fn change_cluster(change: &ClusterChange) -> Call {
+    let (command, body) = match change {
+        ClusterChange::Move(volume) => ("move", json!(volume)),
+        ClusterChange::Drain(member) => ("drain", json!(member)),
+        ClusterChange::Undrain(member) => ("undrain", json!(member)),
+        ClusterChange::Fence(member) => ("fence", json!(member)),
+        ClusterChange::Remove(volume) => ("remove", json!(volume)),
+    };
+    with_body("POST", format!("/v1/cluster/{command}"), body)
 }
 
 fn create_snapshot(volume: &str, name: &str) -> Call {

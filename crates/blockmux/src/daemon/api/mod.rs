@@ -8,6 +8,7 @@
 //! see [`actions`].
 
 mod actions;
+mod cluster;
 mod config;
 mod document;
 mod endable;

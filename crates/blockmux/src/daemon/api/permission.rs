@@ -85,13 +85,16 @@ fn is_read(method: &Method) -> bool {
 const PUBLIC: [&str; 4] = ["/", "/healthz", "/readyz", "/v1/version"];
 /// The requests that change what is running and neither add nor remove data, targets, clients or
 /// secrets.
-pub(super) const OPERATE: [(Method, &str); 10] = [
+pub(super) const OPERATE: [(Method, &str); 13] = [
     (Method::DELETE, "/v1/sessions/{session}"),
     (Method::POST, "/v1/volumes/{name}/resize"),
     (Method::POST, "/v1/volumes/{name}/limits"),
     (Method::POST, "/v1/volumes/{name}/activate"),
     (Method::POST, "/v1/volumes/{name}/deactivate"),
     (Method::POST, "/v1/volumes/{name}/snapshots"),
+    (Method::POST, "/v1/cluster/move"),
+    (Method::POST, "/v1/cluster/drain"),
+    (Method::POST, "/v1/cluster/undrain"),
     (Method::POST, "/v1/attachments"),
     (Method::DELETE, "/v1/attachments/{volume}"),
     (Method::POST, "/v1/config/save"),

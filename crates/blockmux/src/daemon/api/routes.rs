@@ -3,7 +3,7 @@
 use super::permission::check_role;
 use super::reply::{Body, Param, json};
 use super::requests::Asked;
-use super::{ApiState, config, document, health, metrics, objects, page, snapshots, takeover};
+use super::{ApiState, cluster, config, document, health, metrics, objects, page, snapshots, takeover};
 use crate::api::action::ActionStatus;
 use crate::api::bodies::{
     ActivateVolume, AddVolume, Added, AttachVolume, Attached, AttachedDevice, Attachment, ChangeLog,
@@ -77,6 +77,7 @@ fn described() -> OpenApiRouter<ApiState> {
         .routes(routes!(action))
         .routes(routes!(history))
         .routes(routes!(metrics))
+        .merge(cluster::routes())
         .merge(snapshots::routes())
         .merge(config::routes())
         .merge(objects::described())

@@ -395,7 +395,7 @@ impl Reloader {
         kept: &mut KeptWork,
         (awaited, step_now): (&Awaited, &WorkStep),
     ) -> Result<(), Failure> {
-        let opener = setup.opener();
+        let opener = setup.opener(&self.member);
         for (id, export) in self.exports.iter() {
             let stays = desired.volume(&export.name);
             let step = plan.steps.get(&export.name);
@@ -530,7 +530,7 @@ impl Reloader {
         self.policy.replace(&policy);
         self.frontends.set(setup.frontends.clone());
         // The opener asks the policy that volumes are added to.
-        self.opener.set(Arc::new(VolumeOpener { policy: self.policy.clone(), ..setup.opener() }));
+        self.opener.set(Arc::new(VolumeOpener { policy: self.policy.clone(), ..setup.opener(&self.member) }));
         if let Some((own, new)) = self.api_credentials.as_ref().zip(setup.api_credentials.as_ref()) {
             if own.borrow().tls.is_some() {
                 warnings.extend(setup.api.as_ref().and_then(|listener| plain_warning(listener, new)));

@@ -18,6 +18,7 @@ mod edits;
 pub(super) mod fragment;
 #[cfg(test)]
 mod generated;
+mod group_volumes;
 mod json;
 mod kept_work;
 mod listener_conflicts;
@@ -52,6 +53,7 @@ use super::check::{READ_TIMEOUT, look_at_volumes};
 use super::config_audit::Caller;
 use super::control::ConnectionLimits;
 use super::disks::{DiskServer, Disks};
+use super::group::GroupSlot;
 use super::inherited::InheritedListeners;
 use super::listen::{self, BoundListener};
 use super::mdns::MdnsAnnouncer;
@@ -75,6 +77,7 @@ use blockmux_engine::core::reactor::Inbox;
 use blockmux_engine::net::host::NetworkStream;
 use blockmux_engine::net::socket::{Listener, ListenerHandle};
 use blockmux_engine::serve::listener::{ConnectionLimit, ListenerEnd, ListenerTask};
+use blockmux_engine::volume::rbd::MemberClient;
 use blockmux_proto::exports::Exports;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -127,6 +130,10 @@ pub(super) struct Reloader {
     pub(super) disks: Arc<Disks>,
     /// What is announced of the listeners.
     pub(super) mdns: MdnsAnnouncer,
+    /// The daemon as a member of its group of gateways, while it serves.
+    pub(super) group: GroupSlot,
+    /// By whose client images of the group are opened.
+    pub(super) member: Arc<MemberClient>,
     /// What clients of the API over TCP need; `None` if it is not served there.
     api_credentials: Option<watch::Sender<Arc<RequiredCredentials>>>,
     /// Number of the core that the next new listener or resumed session gets.
@@ -252,6 +259,7 @@ impl Reloader {
         connection_limits: &Arc<ConnectionLimits>,
         (cores, disks): (Arc<Cores>, Arc<Disks>),
         (bound, private): (Vec<BoundListener>, Option<TempDir>),
+        member: &Arc<MemberClient>,
     ) -> Result<Reloader, Failure> {
         let running = Model::of(setup);
         let loaded = Arc::new(running.clone());
@@ -273,11 +281,13 @@ impl Reloader {
             connection_limits: connection_limits.clone(),
             live_protocols: Current::new(Arc::default()),
             frontends: Current::new(setup.frontends.clone()),
-            opener: Current::new(Arc::new(setup.opener())),
+            opener: Current::new(Arc::new(setup.opener(member))),
             units: LogicalUnits::new(exports),
             cores,
             disks,
             mdns: MdnsAnnouncer::default(),
+            group: GroupSlot::default(),
+            member: member.clone(),
             api_credentials: None,
             next_core: AtomicUsize::new(0),
             private,

@@ -51,6 +51,8 @@ impl Model {
         for ((key, _), list) in [(API_TOKENS, tokens.collect()), (API_CERTIFICATES, certificates)] {
             table.extend((!list.is_empty()).then(|| (key.to_owned(), Value::Array(list))));
         }
+        let group = setup.group.as_ref().map(|group| Value::Table(group.table(&directory)));
+        table.extend(group.map(|group| ("group".to_owned(), group)));
         let mut listeners: BTreeMap<String, Vec<Value>> = BTreeMap::new();
         for (protocol, entry) in &setup.listeners {
             let mut entry = entry.clone();

@@ -96,7 +96,7 @@ impl VolumeStep {
 impl Schema {
     /// The schema of configs for these frontends.
     pub(in crate::daemon) fn new(frontends: &Frontends) -> Schema {
-        let own = ["cores", "poll", "congestion", "state", "control", "api"].into_iter();
+        let own = ["cores", "poll", "congestion", "state", "control", "api", "group"].into_iter();
         let theirs = frontends.iter().flat_map(|(_, frontend)| frontend.fixed_keys());
         Schema {
             targets: frontends.target_tables().map(|(_, tables)| tables).collect(),

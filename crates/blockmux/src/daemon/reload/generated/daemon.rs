@@ -92,7 +92,7 @@ impl TestPlace {
         let bound = listen::places(&setup, None)?.into_iter().map(bind);
         let bound = bound.collect::<Result<Vec<_>, _>>()?;
         setup.settle_policy(bound.iter().map(|bound| bound.listener.clone()).collect())?;
-        let exports = setup.open(BTreeMap::new(), Default::default())?;
+        let exports = setup.open(&Arc::default(), BTreeMap::new(), Default::default())?;
         let limit = ConnectionLimit::new(setup.max_connections);
         let connection_limits = Arc::new(ConnectionLimits::new(limit));
         connection_limits.set_timeouts(setup.login_timeout, setup.idle_timeout);
@@ -106,7 +106,15 @@ impl TestPlace {
             .try_for_each(|asked| disks.attach(&server, asked).map(drop))
             .map_err(Failure::request)?;
         let served = (cores, disks);
-        let reloader = Reloader::start(args, &setup, &exports, &connection_limits, served, (bound, None))?;
+        let reloader = Reloader::start(
+            args,
+            &setup,
+            &exports,
+            &connection_limits,
+            served,
+            (bound, None),
+            &Arc::default(),
+        )?;
         let reloader = Arc::new(reloader);
         let control = ControlServer {
             exports,
