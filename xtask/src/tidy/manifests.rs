@@ -16,7 +16,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("group", &["volume"]),
     ("engine", &["volume", "proto", "rdma", "tls", "verbs", "rbd", "group"]),
     ("lab", &["volume", "proto", "engine"]),
-    ("blockmux", &["wire", "volume", "proto", "verbs", "engine", "lab"]),
+    ("blockmux", &["wire", "volume", "proto", "group", "verbs", "engine", "lab"]),
     ("fuzz-targets", &["wire", "volume", "proto", "group", "rdma", "tls", "engine", "lab"]),
     ("fuzz", &["fuzz-targets"]),
     ("xtask", &[]),

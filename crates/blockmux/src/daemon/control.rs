@@ -12,6 +12,7 @@ use super::exported::ExportedBy;
 use super::group::GroupMember;
 use super::opening::VolumeOpener;
 use super::reload::commands::{self, Executed};
+use super::reload::group_volumes::{image_of_volume, owned_volume};
 use super::reload::{Current, Reloader, edit, fragment};
 use super::secrets::Secrets;
 use super::serving_commands::OwnedVolume;
@@ -409,13 +410,13 @@ impl ControlServer {
     /// A volume, for the commands that make it active or standby.
     fn owned(&self, name: &str) -> Result<OwnedVolume, ApiError> {
         let state = self.state_of(name)?;
-        if self.reloader.image_of_group(name).is_some() {
+        if image_of_volume(&self.reloader, name).is_some() {
             let text = format!(
                 "{name}: the group of gateways decides which one serves it; use 'blockmux ctl cluster move {name} MEMBER'"
             );
             return Err(ApiError::new(ErrorCode::Conflict, text));
         }
-        Ok(self.reloader.owned_volume(name, state))
+        Ok(owned_volume(&self.reloader, name, state))
     }
 
     /// The daemon as a member of its group.

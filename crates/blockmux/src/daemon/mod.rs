@@ -18,6 +18,7 @@ mod control;
 mod disk_setup;
 mod disks;
 mod exported;
+mod gateway;
 mod group;
 mod identity;
 mod idle;
@@ -361,7 +362,7 @@ pub(crate) fn run(args: ServeArgs, is_verbose: bool) -> Result<ExitCode, Failure
         false => Some(Api::start(endpoints.clone(), control, successors, of_daemon.clone())?),
     };
     let watchdog = Watchdog::start(reloader.cores().inboxes())?;
-    group::start(setup.group.as_ref(), &reloader)?;
+    gateway::start(setup.group.as_ref(), &reloader)?;
     let reloads = ReloadRequests::start(&reloader)?;
     stage.send_replace(DaemonStage::Serving);
     let status = match command {

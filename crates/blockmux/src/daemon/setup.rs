@@ -7,7 +7,7 @@ use super::ServeArgs;
 use super::access::{ApiAccess, RequiredCredentials, tcp_address};
 use super::attachment::{self, ATTACHMENTS};
 use super::config::{Config, VolumeEntry, current_directory};
-use super::group::{self, GroupConfig};
+use super::group::{self, GroupConfig, GroupVolumeConfig};
 use super::identity::{served_data, warn_of_same_data};
 use super::inherited::InheritedListeners;
 use super::opening::{KnownVolumes, NamedVolume, VolumeOpener, is_in_turns};
@@ -168,7 +168,7 @@ impl Setup {
         frontends.check(is_served, &names).map_err(Failure::request)?;
         let attachments = std::mem::take(&mut config.attachment);
         attachment::check_all(&attachments, &names).map_err(Failure::request)?;
-        group::check(config.group.as_ref(), &volumes, &attachments).map_err(Failure::request)?;
+        check_group(config.group.as_ref(), &volumes, &attachments)?;
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MAX_CORES);
         let asked_cores = args.cores.or(config.cores);
         let cores = at_most(MAX_CORES, "cores", asked_cores, cpus)?;
@@ -182,10 +182,7 @@ impl Setup {
             check_directory(directory).map_err(|error| Failure::request(format!("--state: {error}")))?;
         }
         let congestion = args.congestion.or(config.congestion.take());
-        if let Some(congestion) = &congestion {
-            let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
-            congestion.check().map_err(wrong)?;
-        }
+        congestion.as_ref().map_or(Ok(()), check_congestion)?;
         let api_credentials = match &api_listener {
             Some(listener) => {
                 tcp_address(listener)?;
@@ -507,6 +504,25 @@ const IDLE_TIMEOUTS: RangeInclusive<u64> = 5..=31_536_000;
 const DEFAULT_CONNECTIONS: usize = 4096;
 /// The kernel's default maximum of file descriptors of a process (`fs.nr_open`).
 const MAX_CONNECTIONS: usize = 1 << 20;
+
+fn check_congestion(congestion: &Congestion) -> Result<(), Failure> {
+    let wrong = |why| Failure::request(format!("--congestion {congestion}: {why}"));
+    congestion.check().map_err(wrong)
+}
+
+/// Checks the group of gateways, and the volumes that it hands out.
+fn check_group(
+    group: Option<&GroupConfig>,
+    volumes: &[NamedVolume],
+    attachments: &[Attachment],
+) -> Result<(), Failure> {
+    let volumes = volumes.iter().map(|NamedVolume { name, entry }| GroupVolumeConfig {
+        name,
+        spec: &entry.spec,
+        read_only: entry.read_only,
+    });
+    group::check(group, volumes, attachments).map_err(Failure::request)
+}
 
 /// The access rule of the configured targets and volumes.
 fn policy_of(frontends: &Frontends, volumes: &[NamedVolume]) -> Result<Policy, Failure> {

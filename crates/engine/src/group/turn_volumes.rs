@@ -5,8 +5,8 @@
 //!         │ end_io                               ▲ asks whether its turn is over
 //!         └──────▶ Turn of the present client ───┘◀── a thread that looks for lost volumes
 //! ```
-//! One epoch of the group is one time for which a volume is active here. Its own epochs, by which it
-//! fences sessions, begin and end with that.
+//! One epoch of the group is one time for which a volume is active here. Its own epochs, by which
+//! it fences sessions, begin and end with that.
 //!
 //! When the I/O of a client ends, its turn is over: the volumes become standby at once, and a call
 //! that returns later makes nothing active ([`VolumeState::abandon`]). If nobody knows whether the
@@ -41,8 +41,8 @@ pub trait MemberVolume {
     /// If it does not become active.
     fn activate(&self, begin: &dyn Fn() -> Result<(), String>) -> Result<TurnChange, TurnError<String>>;
 
-    /// Makes it standby, as [`deactivate`](crate::volume::turns::deactivate) does. `begin` is called
-    /// before the volume refuses I/O.
+    /// Makes it standby, as [`deactivate`](crate::volume::turns::deactivate) does. `begin` is
+    /// called before the volume refuses I/O.
     ///
     /// # Errors
     /// If it does not become standby.

@@ -54,8 +54,8 @@ pub enum TurnError<E> {
 }
 
 impl<E> TurnError<E> {
-    /// Whether the storage has not confirmed that this process does not own the volume, which serves
-    /// nothing unless it is still active.
+    /// Whether the storage has not confirmed that this process does not own the volume, which
+    /// serves nothing unless it is still active.
     #[must_use]
     pub fn may_own(&self) -> bool {
         matches!(self, TurnError::Failed { may_own: true, .. })

@@ -22,8 +22,8 @@ pub enum Command {
         /// The member.
         member: String,
     },
-    /// The member is about to end: its volumes move to others, or to nobody if there are none, until
-    /// it joins again.
+    /// The member is about to end: its volumes move to others, or to nobody if there are none,
+    /// until it joins again.
     Leave {
         /// The member.
         member: String,

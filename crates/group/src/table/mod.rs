@@ -67,7 +67,8 @@ pub struct MemberRecord {
     pub is_up: bool,
     /// Whether an operator moves its volumes away.
     pub is_draining: bool,
-    /// Whether it is about to end, until it joins again: its volumes move away, to nobody if need be.
+    /// Whether it is about to end, until it joins again: its volumes move away, to nobody if need
+    /// be.
     pub is_leaving: bool,
     /// How often it has failed lately. Each doubles the time until it is given volumes again.
     pub strikes: u8,

@@ -195,9 +195,9 @@ impl VolumeState {
     }
 
     /// The process gives up the client of the storage by which it owns the volume, or acquires it:
-    /// does what [`VolumeState::lose`] does, and no promotion that is under way succeeds any longer.
-    /// Another one may begin at once. Returns whether the volume was not standby. It does not
-    /// block.
+    /// does what [`VolumeState::lose`] does, and no promotion that is under way succeeds any
+    /// longer. Another one may begin at once. Returns whether the volume was not standby. It does
+    /// not block.
     pub fn abandon(&self) -> bool {
         let mut table = self.lock();
         let is_change = self.lose_locked(&mut table);

@@ -1,7 +1,6 @@
 //! The table `[group]`, and which volumes fit it.
 
 use crate::api::bodies::Attachment;
-use crate::daemon::opening::NamedVolume;
 use blockmux_engine::volume::rbd::{ClusterOptions, TIMEOUT, USER};
 use blockmux_group::table::MAX_TEXT;
 use blockmux_volume::Spec;
@@ -88,24 +87,31 @@ impl GroupConfig {
     }
 }
 
+/// A volume of the config.
+pub(in crate::daemon) struct GroupVolumeConfig<'a> {
+    pub(in crate::daemon) name: &'a str,
+    pub(in crate::daemon) spec: &'a Spec,
+    pub(in crate::daemon) read_only: bool,
+}
+
 /// Checks the table `[group]`, and that the volumes whose images the group hands out fit it.
 ///
 /// # Errors
 /// If not; the message says what to write.
-pub(in crate::daemon) fn check(
+pub(in crate::daemon) fn check<'a>(
     group: Option<&GroupConfig>,
-    volumes: &[NamedVolume],
+    volumes: impl Iterator<Item = GroupVolumeConfig<'a>>,
     attachments: &[Attachment],
 ) -> Result<(), String> {
     group.map_or(Ok(()), GroupConfig::check)?;
     let mut count = 0;
-    for NamedVolume { name, entry } in volumes {
-        let Some(image) = image_in(&entry.spec) else { continue };
+    for GroupVolumeConfig { name, spec, read_only } in volumes {
+        let Some(image) = image_in(spec) else { continue };
         let wrong = |what: &str| Err(format!("volume `{name}`: exclusive=group {what}"));
         let Some(group) = group else {
             return wrong("is for gateways of a group; add the table [group], or write exclusive=standby");
         };
-        if entry.read_only || image.read_only || image.snapshot.is_some() {
+        if read_only || image.read_only || image.snapshot.is_some() {
             return wrong(
                 "is for volumes that are written to; remove it, or what makes the volume read-only",
             );
@@ -115,7 +121,7 @@ pub(in crate::daemon) fn check(
                 "needs the same conf, id and keyring as [group], whose connection opens the image; write both alike",
             );
         }
-        if attachments.iter().any(|disk| disk.volume == *name) {
+        if attachments.iter().any(|disk| disk.volume == name) {
             return wrong(
                 "cannot be a disk of this machine, which has no path to other gateways; remove the attachment",
             );
@@ -160,25 +166,24 @@ const MAX_VOLUMES: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::config::VolumeEntry;
 
     fn group(more: &str) -> GroupConfig {
         let own = "name = 'gw'\nmember = 'a'\naddress = '192.0.2.1'\npool = 'rbd'";
         toml::from_str(&format!("{own}\n{more}")).unwrap()
     }
 
-    fn said(group: Option<&GroupConfig>, volume: &str, disks: &[Attachment]) -> String {
-        let entry: VolumeEntry = volume.parse().unwrap();
-        let named = NamedVolume { name: entry.name.clone().unwrap(), entry };
-        check(group, &[named], disks).err().unwrap_or_default()
+    fn said(group: Option<&GroupConfig>, spec: &str, disks: &[Attachment]) -> String {
+        let spec = spec.parse().unwrap();
+        let volume = GroupVolumeConfig { name: "a", spec: &spec, read_only: false };
+        check(group, std::iter::once(volume), disks).err().unwrap_or_default()
     }
 
     #[test]
     fn a_volume_of_a_group_needs_what_the_group_has() {
         let own = group("");
-        let spec = "a=rbd:rbd/i?exclusive=group";
+        let spec = "rbd:rbd/i?exclusive=group";
         assert_eq!(said(Some(&own), spec, &[]), "");
-        assert_eq!(said(None, "a=rbd:rbd/i?exclusive=standby", &[]), "");
+        assert_eq!(said(None, "rbd:rbd/i?exclusive=standby", &[]), "");
         assert!(said(None, spec, &[]).contains("add the table [group]"));
         assert!(said(Some(&own), &format!("{spec}&readonly=on"), &[]).contains("written to"));
         let other = group("id = 'gw'\nkeyring = '/k'");

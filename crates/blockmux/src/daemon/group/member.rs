@@ -1,18 +1,15 @@
 //! The member: started when the daemon serves, and stopped before it ends.
 
 use super::config::GroupConfig;
-use super::volume::GatewayVolume;
-use crate::daemon::reload::Reloader;
-use crate::failure::Failure;
 use crate::process::privileges;
-use blockmux_engine::group::{
-    FindVolume, GroupDriver, GroupOptions, GroupStatus, MemberVolume, TurnVolumes, connect_to,
-};
+use blockmux_engine::group::{FindVolume, GroupDriver, GroupOptions, GroupStatus, TurnVolumes, connect_to};
+use blockmux_engine::volume::rbd::MemberClient;
 use blockmux_group::table::ConfiguredVolume;
 use blockmux_group::{Command, Refusal, Settings};
 use std::collections::BTreeSet;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -44,51 +41,51 @@ impl GroupSlot {
         }
     }
 
-    fn set(&self, member: Arc<GroupMember>) {
+    /// The daemon is this member from now on.
+    pub(in crate::daemon) fn set(&self, member: Arc<GroupMember>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
     }
 }
 
-/// Makes the daemon a member of its group, if it has one. It joins when it reaches the cluster.
-///
-/// # Errors
-/// If no thread can be started.
-pub(in crate::daemon) fn start(
-    config: Option<&GroupConfig>,
-    reloader: &Arc<Reloader>,
-) -> Result<(), Failure> {
-    let Some(config) = config else { return Ok(()) };
-    let failed = |error| Failure::run(format!("group: cannot start a thread: {error}"));
-    let options = GroupOptions {
-        name: config.member.clone(),
-        address: config.address.clone(),
-        pool: config.pool.clone(),
-        namespace: config.namespace.clone(),
-        object: config.object(),
-        settings: Settings::default(),
-    };
-    // It does not keep what the daemon serves.
-    let served = Arc::downgrade(reloader);
-    let volumes = TurnVolumes::new(find_in(&served), reloader.member.clone());
-    let connect = connect_to(config.cluster(), privileges::keep_only_reading);
-    let driver = GroupDriver::start(options, connect, Box::new(volumes)).map_err(failed)?;
-    let member = Arc::new(GroupMember { config: config.clone(), driver, is_leaving: AtomicBool::new(false) });
-    reloader.group.set(member.clone());
-    let add = move || member.add_volumes(&served);
-    thread::Builder::new().name("group add".to_owned()).spawn(add).map(drop).map_err(failed)
+/// The volumes of the daemon, as the member needs them.
+pub(in crate::daemon) struct ServedVolumes {
+    /// Finds a volume of the group by its name.
+    pub(in crate::daemon) find: FindVolume,
+    /// The names of those that the config has, each with its image; `None` if the daemon ends.
+    pub(in crate::daemon) list: ListVolumes,
+    /// By which their images are opened.
+    pub(in crate::daemon) client: Arc<MemberClient>,
 }
 
-fn find_in(served: &Weak<Reloader>) -> FindVolume {
-    let served = served.clone();
-    Arc::new(move |name| {
-        let reloader = served.upgrade()?;
-        let image = reloader.image_of_group(name)?;
-        let owned = reloader.owned_volume(name, reloader.state_of(name)?);
-        Some(Box::new(GatewayVolume { owned, image }) as Box<dyn MemberVolume>)
-    })
-}
+type ListVolumes = Box<dyn Fn() -> Option<Vec<(String, String)>> + Send>;
 
 impl GroupMember {
+    /// Starts to be a member.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub(in crate::daemon) fn start(
+        config: &GroupConfig,
+        served: ServedVolumes,
+    ) -> io::Result<Arc<GroupMember>> {
+        let options = GroupOptions {
+            name: config.member.clone(),
+            address: config.address.clone(),
+            pool: config.pool.clone(),
+            namespace: config.namespace.clone(),
+            object: config.object(),
+            settings: Settings::default(),
+        };
+        let ServedVolumes { find, list, client } = served;
+        let connect = connect_to(config.cluster(), privileges::keep_only_reading);
+        let driver = GroupDriver::start(options, connect, Box::new(TurnVolumes::new(find, client)))?;
+        let is_leaving = AtomicBool::new(false);
+        let member = Arc::new(GroupMember { config: config.clone(), driver, is_leaving });
+        let own = member.clone();
+        thread::Builder::new().name("group add".to_owned()).spawn(move || own.add_volumes(&list))?;
+        Ok(member)
+    }
+
     /// What the member knows of its group.
     pub(super) fn status(&self) -> Arc<GroupStatus> {
         self.driver.status()
@@ -96,10 +93,10 @@ impl GroupMember {
 
     /// Adds the daemon's volumes to the group, each once after it is in the config: one that an
     /// operator removes from the group does not come back while the daemon runs.
-    fn add_volumes(&self, served: &Weak<Reloader>) {
+    fn add_volumes(&self, list: &ListVolumes) {
         let mut added = BTreeSet::new();
         while !self.is_leaving.load(Ordering::SeqCst) {
-            let Some(volumes) = served.upgrade().map(|reloader| reloader.group_volumes()) else { return };
+            let Some(volumes) = list() else { return };
             added.retain(|volume| volumes.contains(volume));
             let new: Vec<_> = volumes.iter().filter(|volume| !added.contains(*volume)).cloned().collect();
             if !new.is_empty() && self.status().incarnation.is_some() {

@@ -5,13 +5,11 @@
 //! |---|---|
 //! | `config` | the table `[group]`, and which volumes fit it |
 //! | `member` | starting the member, adding volumes to the group, leaving it |
-//! | `volume` | a volume of the daemon, as the group needs it |
 //! | `status` | what is told of the group, and what operators change |
 
 mod config;
 mod member;
 mod status;
-mod volume;
 
-pub(super) use self::config::{GroupConfig, check, image_of_group};
-pub(super) use self::member::{GroupMember, GroupSlot, start};
+pub(super) use self::config::{GroupConfig, GroupVolumeConfig, check, image_of_group};
+pub(super) use self::member::{GroupMember, GroupSlot, ServedVolumes};

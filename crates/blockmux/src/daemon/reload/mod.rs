@@ -18,7 +18,7 @@ mod edits;
 pub(super) mod fragment;
 #[cfg(test)]
 mod generated;
-mod group_volumes;
+pub(super) mod group_volumes;
 mod json;
 mod kept_work;
 mod listener_conflicts;

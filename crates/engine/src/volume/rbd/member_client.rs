@@ -3,9 +3,9 @@
 use blockmux_rbd::cluster::Cluster;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The client of a group's member, of which there is one at a time: the cluster fences a client with
-/// all of its images, and the member that joins again does so with another one. All images of the
-/// group share it.
+/// The client of a group's member, of which there is one at a time: the cluster fences a client
+/// with all of its images, and the member that joins again does so with another one. All images of
+/// the group share it.
 #[derive(Default)]
 pub struct MemberClient(Mutex<Option<Arc<Cluster>>>);
 

@@ -95,8 +95,8 @@ impl RbdVolume {
     /// one if the cluster has blocklisted the present one. Blocks as opening does.
     ///
     /// # Errors
-    /// If it cannot be opened, another image has its name now, there is no client, or the transition
-    /// was given up.
+    /// If it cannot be opened, another image has its name now, there is no client, or the
+    /// transition was given up.
     pub(super) fn open_again(&self, transition: &Transition) -> Result<(), RbdError> {
         let Some(opening) = &self.opening else { return Ok(()) };
         let client = self.member.get().map(|member| member.get().ok_or(RbdError::NoClient)).transpose()?;
