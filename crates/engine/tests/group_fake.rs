@@ -291,6 +291,24 @@ fn a_member_that_an_operator_fences_joins_again_with_another_client() {
 }
 
 #[test]
+fn a_member_that_leaves_ends_without_a_fence_and_does_not_join_again() {
+    let group = TestGroup::start();
+    let b = || "b".to_owned();
+    group.command(1, Command::Leave { member: b() }).unwrap();
+    eventually("it has no volumes", || {
+        let (table, own) = (group.table(), group.members[1].status().incarnation);
+        table.volumes().iter().all(|volume| volume.place.owner() != own)
+    });
+    group.members[1].driver.last_command(Command::Fence { member: b() }).unwrap();
+    group.members[1].driver.end();
+    assert_eq!(group.members[1].ends(), 1);
+    let table = group.table();
+    assert!(!table.member("b").unwrap().is_up && table.member("b").unwrap().strikes == 0);
+    assert_eq!((group.fake.refused(), table.to_fence()), (Vec::new(), &[][..]));
+    assert_eq!(group.command(1, Command::Resume { member: b() }), Err(Refusal::NotMember));
+}
+
+#[test]
 fn a_member_whose_calls_hang_blocks_nobody_and_goes_on_where_it_was() {
     let group = TestGroup::start();
     let b = &group.members[1];

@@ -172,6 +172,10 @@ impl VolumeOpener {
 /// If it cannot be owned, and no daemon was active before.
 fn own(opened: &Opened, named: &NamedVolume, turn: Option<&KnownTurn>) -> Result<bool, Failure> {
     let (name, spec) = (&named.name, &named.entry.spec);
+    // Only the client of the group's member may own it, which this is not.
+    if opened.image.as_ref().is_some_and(OpenImage::is_of_group) {
+        return Ok(true);
+    }
     let Some(turn) = turn else {
         let is_standby = opened.image.as_ref().is_some_and(OpenImage::is_standby);
         return if is_standby { Ok(true) } else { opened.own_now(spec, true).map(|()| false) };

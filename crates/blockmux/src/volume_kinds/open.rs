@@ -82,9 +82,10 @@ impl Opened {
     /// # Errors
     /// If another client owns it, or the spec says that this process does not own it.
     pub(crate) fn own(&self, spec: &Spec) -> Result<(), Failure> {
-        if self.image.as_ref().is_some_and(OpenImage::is_standby) {
+        if let Some(image) = self.image.as_ref().filter(|image| image.is_standby()) {
+            let word = if image.is_of_group() { "group" } else { "standby" };
             return Err(Failure::request(format!(
-                "{spec}: exclusive=standby and group are for daemons, which own the image later; write exclusive=on or leave it out"
+                "{spec}: exclusive={word} is for daemons, which own the image later; write exclusive=on or leave it out"
             )));
         }
         self.own_now(spec, true)

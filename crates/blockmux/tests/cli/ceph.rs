@@ -238,11 +238,19 @@ fn the_commands_of_the_guide_work() {
     let etc = format!("{}/", image.conf.parent().unwrap().display());
     let commands: Vec<_> = lines.iter().filter(|line| !line.starts_with("apt ")).collect();
     assert!(commands.len() > 8, "{commands:?}");
-    assert_eq!(configs.len(), 1, "that of a gateway");
+    assert_eq!(configs.len(), 2, "those of a gateway, by hand and in a group");
     let own_conf = format!("id=blockmux&conf={}", image.conf.display());
-    let gateway = place.path().join("gateway.toml");
-    fs::write(&gateway, configs[0].lines.join("\n").replace("id=blockmux", &own_conf)).unwrap();
-    let mut controlled = None;
+    let own_key = format!("id = \"blockmux\"\nconf = '{}'", image.conf.display());
+    let config = |nth: usize| {
+        let path = place.path().join(format!("gateway-{nth}.toml"));
+        let text = configs[nth].lines.join("\n").replace("control = \"unix:control\"", "");
+        fs::write(&path, text.replace("id=blockmux", &own_conf).replace("id = \"blockmux\"", &own_key))
+            .unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (by_hand, in_group) = (config(0), config(1));
+    // The arguments of the daemon that the guide's reader has now, and the daemon.
+    let mut running: Option<(Vec<String>, Controlled)> = None;
     for line in commands {
         let line = line.replace("/etc/ceph/", &etc);
         let own = line.strip_prefix("blockmux ").map(|words| format!("{BLOCKMUX} {words}"));
@@ -250,15 +258,27 @@ fn the_commands_of_the_guide_work() {
         if line.starts_with("blockmux ctl ") {
             // The daemon of the guide's reader serves the image as `disk`.
             let spec = format!("disk=rbd:rbd/disk?{own_conf}");
-            let is_gateway = line.contains("activate");
-            let of_gateway = ["--config", gateway.to_str().unwrap()];
-            let arguments = if is_gateway { &of_gateway[..] } else { &[&*spec] };
-            let controlled = controlled.get_or_insert_with(|| Controlled::serve(arguments));
-            shell.env("BLOCKMUX_CONTROL", format!("unix:{}", controlled.socket().display()));
+            let arguments: Vec<_> = match () {
+                () if line.contains("activate") => vec!["--config".to_owned(), by_hand.clone()],
+                () if line.contains("cluster") => vec!["--config".to_owned(), in_group.clone()],
+                () => vec![spec],
+            };
+            if running.as_ref().is_none_or(|(own, _)| *own != arguments) {
+                // Two daemons of one host do not share an image.
+                drop(running.take());
+                let controlled = Controlled::serve(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+                if line.contains("cluster") {
+                    let joined = || controlled.said(&["cluster", "status", "--json"]).contains("\"active\"");
+                    eventually("the group serves the volume", joined);
+                }
+                running = Some((arguments, controlled));
+            }
+            let socket = running.as_ref().map(|(_, controlled)| controlled.socket()).unwrap();
+            shell.env("BLOCKMUX_CONTROL", format!("unix:{}", socket.display()));
         }
         if line.starts_with("blockmux serve ") {
             // Two daemons of one host do not share an image.
-            drop(controlled.take());
+            drop(running.take());
         }
         let line = own.unwrap_or(line);
         shell.args(["-ec", &line]).current_dir(place.path()).env("CEPH_CONF", &image.conf);

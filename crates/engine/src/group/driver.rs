@@ -50,8 +50,21 @@ impl GroupDriver {
     /// # Errors
     /// If it is refused, or nobody knows whether it was done.
     pub fn command(&self, command: Command) -> Result<(), Refusal> {
+        self.ask(command, false)
+    }
+
+    /// Does what [`GroupDriver::command`] does, before the member ends: if it does not belong to the
+    /// group any longer, it does not join again.
+    ///
+    /// # Errors
+    /// The errors of [`GroupDriver::command`].
+    pub fn last_command(&self, command: Command) -> Result<(), Refusal> {
+        self.ask(command, true)
+    }
+
+    fn ask(&self, command: Command, is_last: bool) -> Result<(), Refusal> {
         let (answer, answered) = mpsc::sync_channel(1);
-        let sent = self.sender.send(GroupInput::Command { command, answer });
+        let sent = self.sender.send(GroupInput::Command { command, answer, is_last });
         sent.map_err(|_| Refusal::NotMember)?;
         answered.recv_timeout(COMMAND_TIMEOUT.saturating_add(LATE)).unwrap_or(Err(Refusal::Unconfirmed))
     }

@@ -19,6 +19,8 @@ pub(super) enum GroupInput {
     Command {
         command: Command,
         answer: SyncSender<Result<(), Refusal>>,
+        /// The member ends then: it does not connect again.
+        is_last: bool,
     },
     Stop,
 }

@@ -34,6 +34,8 @@ pub(super) struct Runner {
     closing: Arc<AtomicUsize>,
     answers: BTreeMap<u64, SyncSender<Result<(), Refusal>>>,
     last_command: u64,
+    /// The last command was given: it does not connect again.
+    is_ending: bool,
     problem: Option<String>,
     status: Arc<Mutex<Arc<GroupStatus>>>,
 }
@@ -61,6 +63,7 @@ impl Runner {
             closing: Arc::default(),
             answers: BTreeMap::new(),
             last_command: 0,
+            is_ending: false,
             problem: None,
             status: status.clone(),
         }
@@ -103,7 +106,8 @@ impl Runner {
                     None => drop_late(report),
                 }
             }
-            GroupInput::Command { command, answer } => {
+            GroupInput::Command { command, answer, is_last } => {
+                self.is_ending |= is_last;
                 self.last_command = self.last_command.saturating_add(1);
                 self.answers.insert(self.last_command, answer);
                 self.tell(Event::Command { id: CommandId(self.last_command), command });
@@ -188,6 +192,9 @@ impl Runner {
 
     fn connect(&mut self) {
         self.connect_at = None;
+        if self.is_ending {
+            return;
+        }
         if self.closing.load(Ordering::SeqCst) >= MAX_CLOSING {
             self.on_problem("earlier connections to the cluster do not close".to_owned());
             return self.connect_later();
@@ -228,7 +235,10 @@ impl Runner {
     /// No volume admits I/O from now on; all of the client is given up.
     fn end_io(&mut self) {
         if let Some(client) = self.client.take() {
-            warn!("group: ending all I/O of {}", client.address());
+            match self.is_ending {
+                true => info!("group: ending as {}", client.address()),
+                false => warn!("group: ending all I/O of {}", client.address()),
+            }
             self.volumes.end_io();
             client.close(&self.closing);
         }

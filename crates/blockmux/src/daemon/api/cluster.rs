@@ -48,6 +48,7 @@ async fn cluster(State(shared): State<ApiState>) -> Result<Response, ApiError> {
     request_body = MoveVolume,
     responses(
         (status = 200, body = Message),
+        (status = 404, body = ErrorBody, description = "The group has no such volume or gateway"),
         (status = 409, body = ErrorBody, description = "The daemon belongs to no group, or the gateway is not up")
     )
 )]
@@ -64,6 +65,7 @@ async fn move_volume(asked: Asked, Body(volume): Body<MoveVolume>) -> Response {
     request_body = NamedMember,
     responses(
         (status = 200, body = Message),
+        (status = 404, body = ErrorBody, description = "The group has none of this name"),
         (status = 409, body = ErrorBody, description = "The daemon belongs to no group")
     )
 )]
@@ -78,6 +80,7 @@ async fn drain(asked: Asked, Body(member): Body<NamedMember>) -> Response {
     request_body = NamedMember,
     responses(
         (status = 200, body = Message),
+        (status = 404, body = ErrorBody, description = "The group has none of this name"),
         (status = 409, body = ErrorBody, description = "The daemon belongs to no group")
     )
 )]
@@ -94,6 +97,7 @@ async fn undrain(asked: Asked, Body(member): Body<NamedMember>) -> Response {
     request_body = FencedMember,
     responses(
         (status = 200, body = Message),
+        (status = 404, body = ErrorBody, description = "The group has none of this name"),
         (status = 409, body = ErrorBody, description = "The daemon belongs to no group")
     )
 )]
@@ -110,6 +114,7 @@ async fn fence(asked: Asked, Body(member): Body<FencedMember>) -> Response {
     request_body = RemovedVolume,
     responses(
         (status = 200, body = Message),
+        (status = 404, body = ErrorBody, description = "The group has none of this name"),
         (status = 409, body = ErrorBody, description = "The daemon belongs to no group")
     )
 )]

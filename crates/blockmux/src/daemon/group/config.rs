@@ -111,10 +111,8 @@ pub(in crate::daemon) fn check<'a>(
         let Some(group) = group else {
             return wrong("is for gateways of a group; add the table [group], or write exclusive=standby");
         };
-        if read_only || image.read_only || image.snapshot.is_some() {
-            return wrong(
-                "is for volumes that are written to; remove it, or what makes the volume read-only",
-            );
+        if read_only {
+            return wrong("is for volumes that are written to; remove it, or read_only");
         }
         if !group.reaches(image) {
             return wrong(
@@ -175,7 +173,7 @@ mod tests {
     fn said(group: Option<&GroupConfig>, spec: &str, disks: &[Attachment]) -> String {
         let spec = spec.parse().unwrap();
         let volume = GroupVolumeConfig { name: "a", spec: &spec, read_only: false };
-        check(group, std::iter::once(volume), disks).err().unwrap_or_default()
+        check(group, [volume].into_iter(), disks).err().unwrap_or_default()
     }
 
     #[test]
@@ -185,7 +183,9 @@ mod tests {
         assert_eq!(said(Some(&own), spec, &[]), "");
         assert_eq!(said(None, "rbd:rbd/i?exclusive=standby", &[]), "");
         assert!(said(None, spec, &[]).contains("add the table [group]"));
-        assert!(said(Some(&own), &format!("{spec}&readonly=on"), &[]).contains("written to"));
+        let image = spec.parse().unwrap();
+        let read_only = [GroupVolumeConfig { name: "a", spec: &image, read_only: true }];
+        assert!(check(Some(&own), read_only.into_iter(), &[]).unwrap_err().contains("written to"));
         let other = group("id = 'gw'\nkeyring = '/k'");
         assert!(said(Some(&other), spec, &[]).contains("the same conf, id and keyring"));
         assert_eq!(said(Some(&other), &format!("{spec}&id=gw&keyring=/k"), &[]), "");

@@ -145,7 +145,7 @@ impl GroupMember {
             }
             match self.has_left() {
                 // It has no volumes, so nobody is fenced.
-                true => drop(self.driver.command(Command::Fence { member })),
+                true => drop(self.driver.last_command(Command::Fence { member })),
                 false => {
                     warn!("group: the volumes have not moved in time, and other gateways take them over")
                 }

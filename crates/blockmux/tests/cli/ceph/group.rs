@@ -207,8 +207,10 @@ fn a_new_process_of_a_gateway_continues_with_its_volumes() {
     let mut first = Gateway::start(&images, "a");
     at_last("it serves both", || first.serves(2));
     let control = format!("unix:{}", first.controlled.socket().display());
+    let state = first.controlled.daemon.directory.path().join("state/blockmux");
     let own = first.arguments.iter().map(String::as_str);
-    let arguments: Vec<_> = ["--control", &control, "--takeover", &control].into_iter().chain(own).collect();
+    let new = ["--control", &control, "--takeover", &control, "--state", state.to_str().unwrap()];
+    let arguments: Vec<_> = new.into_iter().chain(own).collect();
     let next = Daemon::serve_only(&arguments);
     assert!(first.controlled.daemon.wait().success());
     at_last("it serves both", || first.serves(2));
