@@ -18,6 +18,7 @@ use super::secrets::Secrets;
 use super::serving_commands::OwnedVolume;
 use super::snapshot_commands::SnapshottedVolume;
 use crate::api::bodies::{Added, Attached, AttachedDevice};
+use crate::api::cluster::ClusterStatus;
 use crate::api::plan::PlanReport;
 use crate::api::request::{Answer, Request};
 use crate::api::status::{
@@ -141,6 +142,8 @@ pub(super) struct Snapshot {
     pub(super) sessions: Vec<SessionInfo>,
     pub(super) disks: Vec<DiskInfo>,
     pub(super) cores: Vec<Arc<CoreStats>>,
+    /// The group of gateways that the daemon belongs to.
+    pub(super) group: Option<ClusterStatus>,
 }
 
 /// Connection counts of all protocols.
@@ -469,6 +472,7 @@ impl ControlServer {
             sessions: self.connection_limits.limit.sessions().list(),
             disks: self.reloader.disks.list(),
             cores: self.cores.clone(),
+            group: self.reloader.group.get().map(|own| own.cluster_status()),
         }
     }
 

@@ -53,8 +53,8 @@ impl GroupDriver {
         self.ask(command, false)
     }
 
-    /// Does what [`GroupDriver::command`] does, before the member ends: if it does not belong to the
-    /// group any longer, it does not join again.
+    /// Does what [`GroupDriver::command`] does, before the member ends: if it does not belong to
+    /// the group any longer, it does not join again.
     ///
     /// # Errors
     /// The errors of [`GroupDriver::command`].

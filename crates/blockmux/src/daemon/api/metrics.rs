@@ -60,6 +60,7 @@ impl Collector for DaemonCollector {
         let mut out = Output(encoder);
         self.connections(&mut out)?;
         self.volumes(&mut out)?;
+        self.group(&mut out)?;
         self.disks(&mut out)?;
         self.throttling(&mut out)?;
         self.latencies(&mut out)?;
@@ -98,6 +99,27 @@ impl DaemonCollector {
         out.counter("blockmux_listener_accepted", help, None, of(|listener| listener.accepted()))?;
         let help = "Connections refused because of a limit, their address or a lack of memory";
         out.counter("blockmux_listener_refused", help, None, of(|listener| listener.refused()))
+    }
+
+    fn group(&self, out: &mut Output<'_>) -> fmt::Result {
+        let Some(group) = &self.snapshot.group else { return Ok(()) };
+        let up = group.members.iter().filter(|member| member.state == "up").count();
+        let unserved = group.volumes.iter().filter(|volume| volume.state != "active").count();
+        let decides = group.decides.as_ref() == Some(&group.member);
+        for (name, help, value) in [
+            ("blockmux_group_joined", "Whether the daemon belongs to its group", usize::from(group.joined)),
+            ("blockmux_group_decides", "Whether the daemon decides for its group", usize::from(decides)),
+            ("blockmux_group_members_up", "Gateways of the group that are up and heard", up),
+            ("blockmux_group_volumes", "Volumes of the group", group.volumes.len()),
+            (
+                "blockmux_group_volumes_unserved",
+                "Volumes of the group that start or move, or that nobody serves",
+                unserved,
+            ),
+        ] {
+            out.single(name, help, None, ConstGauge::new(value as f64))?;
+        }
+        Ok(())
     }
 
     /// The volumes that have their own series.

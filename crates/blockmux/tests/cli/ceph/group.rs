@@ -1,6 +1,7 @@
 //! Gateways of a group: daemons that share images, and decide among themselves who serves each.
 
 use super::TestImage;
+use crate::api::exchange;
 use crate::control::Controlled;
 use crate::daemon::Daemon;
 use crate::fencing::{APTPL, EXCLUSIVE_ACCESS, NAMES, READ_KEYS, REGISTER, RESERVE};
@@ -10,6 +11,7 @@ use crate::raw_iscsi::{GOOD, RESERVATION_CONFLICT, RawIscsi};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -147,6 +149,14 @@ fn gateways_share_volumes_which_move_while_clients_write() {
     for scheme in ["nvme+tcp", "iscsi"] {
         move_while_writing(&images[0], [&a, &b], scheme);
     }
+    let stream = UnixStream::connect(a.controlled.socket()).unwrap();
+    let (_, metrics) = exchange(stream, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let value = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+        line.parse::<f64>().unwrap()
+    };
+    let values = ["joined", "members_up", "volumes"].map(|name| value(&format!("blockmux_group_{name}")));
+    assert_eq!(values, [1.0, 2.0, 2.0]);
     a.controlled.said(&["cluster", "move", "v0"]);
     a.controlled.said(&["cluster", "drain"]);
     at_last("the other one serves both", || a.serves(0) && b.serves(2));
