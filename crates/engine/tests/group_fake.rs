@@ -305,7 +305,8 @@ fn a_member_that_leaves_ends_without_a_fence_and_does_not_join_again() {
     let table = group.table();
     assert!(!table.member("b").unwrap().is_up && table.member("b").unwrap().strikes == 0);
     assert_eq!((group.fake.refused(), table.to_fence()), (Vec::new(), &[][..]));
-    assert_eq!(group.command(1, Command::Resume { member: b() }), Err(Refusal::NotMember));
+    let resume = Command::Resume { member: b() };
+    assert_eq!(group.members[1].driver.command(resume), Err(Refusal::NotMember));
 }
 
 #[test]
