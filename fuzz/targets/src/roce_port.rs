@@ -16,7 +16,7 @@ use crate::choices::Choices;
 use crate::queue_pair_owner;
 use blockmux_proto::driver::session::{Demand, StreamSession};
 use blockmux_rdma::roce::RoceNumbers;
-use blockmux_rdma::roce::port::{OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed, refusal};
+use blockmux_rdma::roce::port::{OpenedConnection, RocePort, RocePortLimits, RoceRequest, Routed};
 use blockmux_rdma::roce::record::{HEAD_LEN, RecordHead};
 use blockmux_rdma::roce::records::RoceRecords;
 use blockmux_volume::{Chunk, Memory, Pool};
@@ -49,8 +49,8 @@ pub(crate) fn roce_port(data: &[u8]) {
 struct KnownConnection {
     peer: IpAddr,
     numbers: RoceNumbers,
-    /// The peer's communication identifier, if the peer has requested it.
-    request: Option<u32>,
+    /// If the peer has requested it.
+    request: Option<RoceRequest>,
     /// Whether the peer has shown that it receives what is sent to its address.
     is_established: bool,
 }
@@ -143,7 +143,9 @@ impl PortRun<'_> {
         let ours = self.selected(number).map_or(number.into(), |known| known.numbers.comm_id);
         let attribute = CmAttribute(u16::from(attribute));
         let mut body = [0; CM_BODY_LEN];
+        // The communication identifier; of a request, also the queue pair, which several have.
         body[3] = of_peer;
+        body[34] = of_peer >> 4;
         if attribute != CmAttribute::REQ {
             body[4..8].copy_from_slice(&ours.to_be_bytes());
         }
@@ -176,18 +178,29 @@ impl PortRun<'_> {
                 let known = self.known.iter_mut().find(|known| known.numbers.queue_pair == queue_pair);
                 let known = known.expect("it is a connection of the port");
                 assert_eq!(known.peer, peer, "a packet of another address reaches a connection");
-                // A repeated request shows nothing.
-                known.is_established |= request_of(datagram).is_none();
+                match request_of(datagram) {
+                    None => known.is_established = true,
+                    // A repeated request shows nothing.
+                    Some((comm_id, queue_pair)) => {
+                        let request = known.request.expect("its peer has requested it");
+                        let is_stale = known.is_established && request.queue_pair == queue_pair;
+                        assert!(request.comm_id == comm_id || is_stale, "it is another's request");
+                    }
+                }
             }
             Routed::Request(request) => {
-                assert_eq!((request.peer, Some(request.comm_id)), (peer, request_of(datagram)));
-                let is_known =
-                    |known: &KnownConnection| known.peer == peer && known.request == Some(request.comm_id);
+                let RoceRequest { comm_id, queue_pair, .. } = request;
+                assert_eq!((request.peer, Some((comm_id, queue_pair))), (peer, request_of(datagram)));
+                let is_known = |known: &KnownConnection| {
+                    known.peer == peer && known.request.is_some_and(|known| known.comm_id == comm_id)
+                };
                 assert!(!self.known.iter().any(is_known), "a repeated request is that of a connection");
                 match self.choices.below(4) {
                     0 => {
-                        let refused = refusal(datagram, RejectReason::INVALID_SERVICE_ID);
-                        assert!(refused.is_some_and(|packet| packet.len() + 4 <= datagram.len()));
+                        let reason = RejectReason::INVALID_SERVICE_ID;
+                        let refused = self.port.refuse(datagram, reason, self.now);
+                        // None if too many were answered.
+                        assert!(refused.is_none_or(|packet| packet.len() + 4 <= datagram.len()));
                     }
                     _ => self.admit(&request),
                 }
@@ -212,10 +225,10 @@ impl PortRun<'_> {
             let gone = self.known.remove(at.expect("what is replaced is a connection"));
             assert!(!gone.is_established && gone.request.is_some(), "an established one is replaced");
         }
-        self.opened(request.peer, &opened, Some(request.comm_id));
+        self.opened(request.peer, &opened, Some(*request));
     }
 
-    fn opened(&mut self, peer: IpAddr, opened: &OpenedConnection, request: Option<u32>) {
+    fn opened(&mut self, peer: IpAddr, opened: &OpenedConnection, request: Option<RoceRequest>) {
         let numbers = opened.numbers;
         let is_used = |known: &KnownConnection| {
             known.numbers.queue_pair == numbers.queue_pair || known.numbers.comm_id == numbers.comm_id
@@ -297,11 +310,11 @@ fn check_records(mut sent: &[u8]) {
     assert!(sent.is_empty());
 }
 
-/// The communication identifier of a packet that is a request.
-fn request_of(datagram: &[u8]) -> Option<u32> {
+/// Communication identifier and queue pair of a packet that is a request.
+fn request_of(datagram: &[u8]) -> Option<(u32, u32)> {
     let packet = RocePacket::parse(datagram).ok().filter(|packet| packet.bth.dest_qp.get() == QP_GSI)?;
     match CmMessage::parse(packet.payload)? {
-        (_, CmMessage::Req(req)) => Some(req.local_comm_id.get()),
+        (_, CmMessage::Req(req)) => Some((req.local_comm_id.get(), req.local_qpn.get())),
         _ => None,
     }
 }
@@ -320,4 +333,11 @@ fn flow(host: u8) -> RoceFlow {
     RoceFlow { addresses, source_port: 50_000 }
 }
 
-const LIMITS: RocePortLimits = RocePortLimits { connections: 12, requests: 6, requests_of_address: 2 };
+/// The rate of requests is no limit here.
+const LIMITS: RocePortLimits = RocePortLimits {
+    connections: 12,
+    requests: 6,
+    requests_of_address: 2,
+    requests_per_second: 1000,
+    request_burst: 1 << 20,
+};
