@@ -99,12 +99,15 @@ impl PortRun<'_> {
             }
             3 => {
                 let [host, number] = self.take()?;
-                let queue_pair =
-                    self.selected(number).map_or(number.into(), |known| known.numbers.queue_pair);
+                let numbers = self.selected(number).map(|known| known.numbers);
+                let queue_pair = numbers.map_or(number.into(), |numbers| numbers.queue_pair);
+                // Only who has got the reply knows the first sequence number.
+                let first_psn = numbers.filter(|_| host & 8 == 0).map_or(0, |numbers| numbers.first_psn);
                 let bth = Bth {
                     opcode: RoceOpcode::RC_ACKNOWLEDGE.0,
                     p_key: U16::new(P_KEY_DEFAULT),
                     dest_qp: U24::new(queue_pair),
+                    psn: U24::new(first_psn),
                     ..Bth::new_zeroed()
                 };
                 self.receive(host, number.rotate_left(3), &[bth.as_bytes(), &[0x1f, 0, 0, 1]].concat());
@@ -179,7 +182,7 @@ impl PortRun<'_> {
                 let known = known.expect("it is a connection of the port");
                 assert_eq!(known.peer, peer, "a packet of another address reaches a connection");
                 match request_of(datagram) {
-                    None => known.is_established = true,
+                    None => known.is_established |= shows_reply(datagram, &known.numbers),
                     // A repeated request shows nothing.
                     Some((comm_id, queue_pair)) => {
                         let request = known.request.expect("its peer has requested it");
@@ -308,6 +311,12 @@ fn check_records(mut sent: &[u8]) {
         sent = &sent[HEAD_LEN + packets.len()..];
     }
     assert!(sent.is_empty());
+}
+
+/// Whether only the receiver of the reply can send this packet, which is no request.
+fn shows_reply(datagram: &[u8], numbers: &RoceNumbers) -> bool {
+    let packet = RocePacket::parse(datagram).expect("the port has read it");
+    packet.bth.dest_qp.get() == QP_GSI || packet.bth.psn.get() == numbers.first_psn
 }
 
 /// Communication identifier and queue pair of a packet that is a request.
