@@ -9,8 +9,8 @@ use blockmux_group::table::ConfiguredVolume;
 use blockmux_group::{Command, Place, Settings, Table};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::volume_state::{
-    Commit, NotAcquired, Ownership, ServingState, SharedState, StateGeneration, StoredState, Transition,
-    VolumeIdentity, VolumeState,
+    Commit, NotAcquired, Ownership, OwnershipQuestion, ServingState, SharedState, StateGeneration,
+    StoredState, Transition, VolumeIdentity, VolumeState,
 };
 use blockmux_rbd::fake_cluster::{FakeCluster, POOL};
 use blockmux_volume::MemVolume;
@@ -82,10 +82,13 @@ impl Ownership for Storage {
         Ok(StoredState::default())
     }
 
-    fn is_held(&self) -> Result<bool, String> {
-        let holders = self.images.holders.lock().unwrap();
-        Ok(holders.get(&self.name) == self.opened_by.lock().unwrap().as_ref())
+    fn question(&self) -> OwnershipQuestion {
+        let (images, name) = (self.images.clone(), self.name.clone());
+        let opened_by = self.opened_by.lock().unwrap().clone();
+        Box::new(move || Ok(images.holders.lock().unwrap().get(&name) == opened_by.as_ref()))
     }
+
+    fn recheck(&self) {}
 
     fn release(&self, _transition: &Transition) -> Result<(), String> {
         self.call("release")?;
@@ -378,7 +381,7 @@ fn a_volume_that_was_lost_starts_in_another_epoch() {
     let (state, before) = (group.members[0].state("v0"), group.table().volume("v0").unwrap().epoch);
     // An administrator has broken its lock.
     group.images.holders.lock().unwrap().clear();
-    assert_eq!(state.check_ownership(|| ()), Ok(false));
+    assert_eq!(VolumeState::check_ownership(&Arc::downgrade(&state), || ()), Ok(false));
     eventually("it is active again", || group.serve(&[1]));
     assert!(group.table().volume("v0").unwrap().epoch > before);
     assert_eq!(group.images.fake.refused(), [""; 0]);
