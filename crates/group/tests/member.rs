@@ -49,6 +49,18 @@ impl Bench {
         (bench, epoch)
     }
 
+    /// A member of a group with these volumes, which it serves.
+    fn serving_all(names: &[&str]) -> Bench {
+        let mut bench = Bench::new();
+        let volumes = names.iter().map(|name| ConfiguredVolume::new(name, "image")).collect();
+        bench.command(Command::Configure { version: 1, volumes });
+        for action in bench.take() {
+            let Action::Activate { volume, epoch } = action else { panic!("{action:?}") };
+            bench.event(Event::Activated { volume, epoch });
+        }
+        bench
+    }
+
     fn event(&mut self, event: Event) {
         self.member.handle(self.now, event);
         while let Some(action) = self.member.poll() {
@@ -113,7 +125,11 @@ impl Bench {
     }
 
     fn place(&self) -> Place {
-        self.stored.as_ref().unwrap().volume("v").unwrap().place
+        self.place_of("v")
+    }
+
+    fn place_of(&self, volume: &str) -> Place {
+        self.stored.as_ref().unwrap().volume(volume).unwrap().place
     }
 
     /// The actions that nobody has done.
@@ -209,6 +225,40 @@ fn a_member_that_leaves_gives_its_volumes_to_another_one() {
     bench.event(Event::Deactivated { volume: "v".to_owned(), epoch });
     bench.pass(2, Some(b));
     assert_eq!(bench.place(), Place::Starting(b), "although it was not heard for long");
+}
+
+#[test]
+fn all_volumes_of_a_member_that_leaves_or_drains_move_at_once() {
+    for command in [Command::Leave { member: "a".to_owned() }, drain("a")] {
+        let mut bench = Bench::serving_all(&["v", "w", "x"]);
+        let b = bench.other(0);
+        bench.pass(2, Some(b));
+        // One of them is already on its way, and does not end.
+        bench.command(Command::Pin { volume: "w".to_owned(), member: "b".to_owned() });
+        bench.pass(30, Some(b));
+        assert_eq!(bench.take().len(), 1);
+        bench.command(command);
+        let to_b = Place::Leaving { from: bench.member.incarnation().unwrap(), to: Some(b) };
+        assert_eq!(["v", "w", "x"].map(|name| bench.place_of(name)), [to_b; 3]);
+        assert_eq!(bench.take().len(), 2);
+    }
+}
+
+#[test]
+fn a_volume_that_its_owner_does_not_release_holds_up_no_other_one_for_ever() {
+    let mut bench = Bench::serving_all(&["v", "w", "x", "y"]);
+    let b = bench.other(0);
+    bench.pass(25, Some(b));
+    let leaving: Vec<&str> = ["v", "w", "x", "y"]
+        .into_iter()
+        .filter(|name| matches!(bench.place_of(name), Place::Leaving { .. }))
+        .collect();
+    let [stuck] = leaving[..] else { panic!("{leaving:?}") };
+    let other = if stuck == "v" { "w" } else { "v" };
+    bench.command(Command::Pin { volume: other.to_owned(), member: "b".to_owned() });
+    bench.pass(15, Some(b));
+    assert!(matches!(bench.place_of(stuck), Place::Leaving { .. }));
+    assert!(matches!(bench.place_of(other), Place::Leaving { .. }), "{:?}", bench.place_of(other));
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl Planner<'_> {
         }
         self.retire(table);
         self.assign(table);
-        self.move_one(table);
+        self.rearrange(table);
     }
 
     fn suspects(&self, member: Incarnation) -> bool {
@@ -59,32 +59,33 @@ impl Planner<'_> {
         }
     }
 
-    /// Moves one volume to the member that should have it, if nothing moves already. What no
-    /// operator has asked for waits until it was quiet for a while.
-    fn move_one(&self, table: &mut Table) {
-        let is_moving = |volume: &VolumeRecord| matches!(volume.place, Place::Leaving { .. });
-        if !table.to_fence().is_empty() || table.volumes().iter().any(is_moving) {
+    /// Moves volumes to the members that should have them: all of those that drain or leave, and
+    /// else one at a time. What no operator has asked for waits until it was quiet for a while.
+    fn rearrange(&self, table: &mut Table) {
+        if !table.to_fence().is_empty() {
             return;
         }
         let is_quiet = self.quiet >= self.settings.move_every;
-        // One that cannot start holds nothing up for ever.
-        let is_starting = |volume: &VolumeRecord| matches!(volume.place, Place::Starting(_));
-        if !is_quiet && table.volumes().iter().any(is_starting) {
-            return;
-        }
-        let wanted = self.wanted(table, &self.reliable(table));
-        let next = wanted.into_iter().find_map(|(name, to)| {
-            let volume = table.volume(&name)?;
-            let owner = volume.place.owner()?;
-            let moves = match to {
-                Some(to) => owner != to && (is_quiet || is_asked_for(table, volume, owner)),
+        let is_changing =
+            |volume: &VolumeRecord| matches!(volume.place, Place::Starting(_) | Place::Leaving { .. });
+        // One that cannot start, or that its owner cannot release, holds nothing up for ever.
+        let mut may_move = is_quiet || !table.volumes().iter().any(is_changing);
+        for (name, to) in self.wanted(table, &self.reliable(table)) {
+            let Some(volume) = table.volume(&name) else { continue };
+            let Some(owner) = volume.place.owner() else { continue };
+            if matches!(volume.place, Place::Leaving { .. }) || to == Some(owner) {
+                continue;
+            }
+            let goes = match to {
+                Some(_) if is_draining(table, owner) => true,
+                Some(_) => may_move && (is_quiet || is_pinned_elsewhere(table, volume, owner)),
                 // One that ends does not wait for others.
                 None => is_leaving(table, owner),
             };
-            moves.then_some((name, to))
-        });
-        if let Some((name, to)) = next {
-            table.leave(&name, to);
+            if goes {
+                may_move &= is_draining(table, owner);
+                table.leave(&name, to);
+            }
         }
     }
 
@@ -123,9 +124,9 @@ impl Planner<'_> {
     }
 }
 
-/// Whether an operator waits for the volume to move.
-fn is_asked_for(table: &Table, volume: &VolumeRecord, owner: Incarnation) -> bool {
-    is_draining(table, owner) || pinned(table, volume).is_some_and(|pin| pin != owner)
+/// Whether an operator waits for the volume to move to another member.
+fn is_pinned_elsewhere(table: &Table, volume: &VolumeRecord, owner: Incarnation) -> bool {
+    pinned(table, volume).is_some_and(|pin| pin != owner)
 }
 
 /// Whether the member has volumes, or is the next to have one.

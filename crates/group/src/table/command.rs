@@ -17,7 +17,7 @@ pub enum Command {
         /// The volume.
         volume: String,
     },
-    /// The member's volumes move to others, one after another.
+    /// The member's volumes move to others.
     Drain {
         /// The member.
         member: String,

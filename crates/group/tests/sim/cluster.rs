@@ -353,9 +353,14 @@ impl Cluster {
         if after.generation().0 != before.generation().0 + 1 {
             self.fail(format!("{:?} follows {:?}", after.generation(), before.generation()));
         }
-        let is_leaving = |volume: &&VolumeRecord| matches!(volume.place, Place::Leaving { .. });
-        if after.volumes().iter().filter(is_leaving).count() > 1 {
-            self.fail("two volumes move at once".to_owned());
+        let begins_to_leave = |volume: &&VolumeRecord| {
+            let Place::Leaving { from, .. } = volume.place else { return false };
+            let was_leaving = |earlier: &VolumeRecord| matches!(earlier.place, Place::Leaving { .. });
+            let is_emptied = after.up(from).is_some_and(|owner| owner.is_draining || owner.is_leaving);
+            !is_emptied && !before.volume(&volume.name).is_some_and(was_leaving)
+        };
+        if after.volumes().iter().filter(begins_to_leave).count() > 1 {
+            self.fail("two volumes begin to move at once".to_owned());
         }
         for volume in after.volumes() {
             let earlier = before.volume(&volume.name);

@@ -16,7 +16,8 @@
 //! - no storage daemon executes I/O of an owner after I/O of a later one;
 //! - the epochs of a volume's owners, and of those who lock its image, grow; generations grow by
 //!   one;
-//! - volumes leave members that are up one at a time, and only as the table has said before;
+//! - volumes leave members that are up only as the table has said before, and one at a time, unless
+//!   the member drains or leaves;
 //! - reservations are stored by the owner alone, and by no earlier one;
 //! - within a time after everything is repaired, all volumes are served and evenly spread; then
 //!   nothing moves, nobody is fenced, and every initiator goes on.
