@@ -68,7 +68,7 @@ impl Bench {
                 _ if !self.is_reached && !matches!(action, Action::EndIo | Action::Answer { .. }) => None,
                 Action::Connect => {
                     self.clients += 1;
-                    Some(Event::Connected { client: Client(format!("a.{}", self.clients)) })
+                    Some(Event::Connected { client: client_of_a(self.clients) })
                 }
                 Action::Watch => Some(Event::Watching),
                 Action::Read { request } => Some(Event::TableRead { request, table: self.stored.clone() }),
@@ -136,6 +136,10 @@ impl Bench {
     fn take(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
+}
+
+fn client_of_a(number: u64) -> Client {
+    Client(format!("192.0.2.1:0/{number}"))
 }
 
 fn settings() -> Settings {
@@ -281,7 +285,7 @@ fn a_silent_member_with_volumes_is_fenced_before_they_start() {
     let Place::Starting(b) = bench.place() else { panic!("{:?}", bench.place()) };
     assert_ne!(a, b);
     // The first one has joined again, and fences its own client as everybody does.
-    let clients = vec![Client("a.1".to_owned())];
+    let clients = vec![client_of_a(1)];
     assert_eq!(bench.take(), [Action::EndIo, Action::Fence { clients: clients.clone() }]);
     assert_eq!(bench.stored.as_ref().unwrap().to_fence(), clients);
     assert!(bench.member.incarnation().unwrap() > b && bench.take().is_empty());
@@ -295,7 +299,7 @@ fn a_silent_member_with_volumes_is_fenced_before_they_start() {
 fn a_volume_starts_once_every_client_that_may_write_is_fenced() {
     let (mut bench, _) = Bench::serving();
     bench.event(Event::OwnClientFenced);
-    let clients = vec![Client("a.1".to_owned())];
+    let clients = vec![client_of_a(1)];
     assert_eq!(bench.take(), [Action::EndIo, Action::Fence { clients: clients.clone() }]);
     bench.event(Event::FenceFailed { clients: clients.clone() });
     bench.pass(5, None);
@@ -329,6 +333,89 @@ fn a_failed_activation_is_tried_again_later_and_a_lost_volume_in_another_epoch()
     assert_eq!(bench.take(), []);
     bench.pass(5, None);
     assert_eq!(bench.take(), [Action::Activate { volume: volume(), epoch: Epoch(2) }]);
+}
+
+#[test]
+fn a_volume_that_does_not_start_is_tried_less_and_less_often_until_an_operator_decides() {
+    let mut bench = Bench::new();
+    bench.command(configure());
+    // How often it is tried within a time, of which each ends in this way.
+    let tries = |bench: &mut Bench, ticks: u32, end: fn(String, Epoch) -> Event| {
+        (0..ticks).fold(0, |tries, _| {
+            let actions = bench.take();
+            for action in &actions {
+                let Action::Activate { volume, epoch } = action.clone() else { panic!("{action:?}") };
+                bench.event(end(volume, epoch));
+            }
+            bench.pass(1, None);
+            tries + actions.len()
+        })
+    };
+    let failed = |volume, epoch| Event::ActivationFailed { volume, epoch };
+    let at_first = tries(&mut bench, 500, failed);
+    assert!((5..12).contains(&at_first), "{at_first} in 100 s");
+    assert_eq!(tries(&mut bench, 140, failed), 1);
+    bench.command(Command::Pin { volume: "v".to_owned(), member: "a".to_owned() });
+    assert!(tries(&mut bench, 10, failed) >= 2);
+    bench.command(Command::Unpin { volume: "v".to_owned() });
+    // What is not the volume's fault does not count.
+    let not_begun = |volume, epoch| Event::ActivationNotBegun { volume, epoch };
+    assert!(tries(&mut bench, 500, not_begun) > 100);
+}
+
+#[test]
+fn who_was_fenced_is_fenced_again_after_a_volume_has_become_active() {
+    let (mut bench, _) = Bench::serving();
+    bench.event(Event::OwnClientFenced);
+    let clients = vec![client_of_a(1)];
+    bench.event(Event::ClientsFenced { clients: clients.clone() });
+    bench.take();
+    bench.pass(50, None);
+    assert_eq!(bench.take(), []);
+    bench.event(Event::Activated { volume: "v".to_owned(), epoch: Epoch(2) });
+    assert_eq!(bench.take(), []);
+    bench.pass(50, None);
+    assert_eq!(bench.take(), [Action::FenceAgain { clients }]);
+    // Nothing waits for it, and it is not done without end.
+    assert!(matches!(bench.place(), Place::Active(_)));
+    bench.pass(5000, None);
+    assert_eq!(bench.take(), []);
+    let epoch = Epoch(2);
+    bench.event(Event::Lost { volume: "v".to_owned(), epoch });
+    bench.pass(10, None);
+    bench.event(Event::Activated { volume: "v".to_owned(), epoch: Epoch(3) });
+    bench.pass(50, None);
+    assert_eq!(bench.take(), [Action::Activate { volume: "v".to_owned(), epoch: Epoch(3) }]);
+}
+
+#[test]
+fn two_processes_with_one_name_end_each_other_less_and_less_often() {
+    let mut bench = Bench::new();
+    bench.event(Event::Tick);
+    let is_member = |bench: &Bench| {
+        bench.stored.as_ref().unwrap().member("a").map(|member| member.incarnation)
+            == bench.member.incarnation()
+    };
+    let mut ticks_until_it_joins = Vec::new();
+    for number in 1..5 {
+        // An honest restart does not wait.
+        let mut rival = Bench { clients: 1000 * number, ..Bench::new() };
+        rival.stored = bench.stored.clone();
+        rival.member = Member::new("a", "host:1", settings());
+        rival.event(Event::Tick);
+        assert!(is_member(&rival));
+        bench.stored = rival.stored;
+        bench.event(Event::Changed { generation: bench.stored.as_ref().unwrap().generation() });
+        let is_named = bench.member.rival().is_some();
+        let ticks = (0..2000).find(|_| {
+            let is_done = is_member(&bench);
+            bench.pass(1, None);
+            is_done
+        });
+        assert_eq!((is_named, bench.member.rival()), (number > 1, None));
+        ticks_until_it_joins.push(ticks.unwrap());
+    }
+    assert_eq!(ticks_until_it_joins, [0, 25, 50, 100]);
 }
 
 #[test]

@@ -25,6 +25,11 @@ pub(super) enum ClientOutput {
     Activate(Activation),
     /// What is wrong.
     Problem(String),
+    /// What is wrong with a volume.
+    OfVolume {
+        volume: String,
+        problem: Option<String>,
+    },
     /// The table was read.
     Well,
 }
@@ -36,6 +41,7 @@ pub(super) struct GroupClient {
     table_calls: CallThread,
     watch_calls: CallThread,
     fence_calls: CallThread,
+    fence_again_calls: CallThread,
     map_calls: CallThread,
     reading: Option<(RequestId, Duration)>,
     proposing: Option<(RequestId, Duration)>,
@@ -63,6 +69,7 @@ impl GroupClient {
             table_calls: spawn("table")?,
             watch_calls: spawn("watch")?,
             fence_calls: spawn("fence")?,
+            fence_again_calls: spawn("again")?,
             map_calls: spawn("map")?,
             notifier: Notifier::new(&connection.object),
             connection,
@@ -175,6 +182,17 @@ impl GroupClient {
         }
     }
 
+    /// Fences clients once more. While an earlier such call has not returned, nothing is done: the
+    /// member asks again after the next activation.
+    pub(super) fn fence_again(&self, clients: Vec<Client>) {
+        let cluster = self.cluster().clone();
+        let call = move || {
+            let mut results = clients.iter().map(|client| cluster.fence(&client.0));
+            Report::FencedAgain(results.find(Result::is_err).unwrap_or(Ok(())))
+        };
+        let _ = self.fence_again_calls.call(call);
+    }
+
     /// Activates a volume once the client has the newest map from after now.
     pub(super) fn activate(&mut self, now: Duration, activation: Activation) {
         self.waiting_next.push(activation);
@@ -195,7 +213,7 @@ impl GroupClient {
 
     fn fail_activations(&mut self, activations: Vec<Activation>) {
         for Activation { volume, epoch, .. } in activations {
-            self.tell(Event::ActivationFailed { volume, epoch });
+            self.tell(Event::ActivationNotBegun { volume, epoch });
         }
     }
 
@@ -229,6 +247,8 @@ impl GroupClient {
             Report::NotNotified(error) if error.0 == libc::ESHUTDOWN => self.on_refused(),
             Report::NotNotified(_) => {}
             Report::Fenced { clients, result } => self.on_fenced(now, clients, result),
+            Report::FencedAgain(Ok(())) => {}
+            Report::FencedAgain(Err(error)) => self.on_error("fencing a client again", &error),
             Report::LatestMap(result) => {
                 let (waiting, _) = self.waiting.take().unwrap_or_default();
                 match result {
@@ -241,7 +261,13 @@ impl GroupClient {
                 self.ask_for_map(now);
             }
             Report::Volume { event, problem } => {
-                self.outputs.extend(problem.map(ClientOutput::Problem));
+                if let Event::ActivationFailed { volume, .. }
+                | Event::Lost { volume, .. }
+                | Event::Activated { volume, .. }
+                | Event::Deactivated { volume, .. } = &event
+                {
+                    self.outputs.push_back(ClientOutput::OfVolume { volume: volume.clone(), problem });
+                }
                 self.tell(event);
             }
         }

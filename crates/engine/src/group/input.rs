@@ -63,6 +63,7 @@ pub(super) enum Report {
         clients: Vec<Client>,
         result: Result<(), RbdError>,
     },
+    FencedAgain(Result<(), RbdError>),
     LatestMap(Result<(), RbdError>),
     /// Of a volume, with what is wrong.
     Volume {

@@ -7,7 +7,7 @@
 //!      └──── status ◀────── │ client: calls in flight│
 //!                           └──┬──────────▲──────────┘
 //!           one call at a time │          │ inputs: results, notifications
-//!        threads "table", "watch", "fence", "map" ──▶ librados
+//!        "table", "watch", "fence", "again", "map" ──▶ librados
 //! ```
 //! | module | what it knows |
 //! |---|---|

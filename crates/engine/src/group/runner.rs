@@ -5,7 +5,8 @@ use super::client::{ClientOutput, GroupClient};
 use super::input::{ClientSender, GroupConnection, GroupInput, Report};
 use super::options::{ConnectToCluster, GroupOptions, GroupStatus};
 use super::volumes::{Activation, GroupVolumes, VolumeReports};
-use blockmux_group::{Action, Client, CommandId, Event, Incarnation, Member, Notice, Refusal};
+use blockmux_group::table::VolumeRecord;
+use blockmux_group::{Action, Client, CommandId, Event, Incarnation, Member, Notice, Place, Refusal};
 use blockmux_rbd::error::RbdError;
 use blockmux_rbd::object::PoolObject;
 use blockmux_rbd::pool::Pool;
@@ -37,6 +38,10 @@ pub(super) struct Runner {
     /// The last command was given: it does not connect again.
     is_ending: bool,
     problem: Option<String>,
+    /// What is wrong with each volume.
+    volume_problems: BTreeMap<String, String>,
+    /// Another process with the member's name.
+    rival: Option<Client>,
     status: Arc<Mutex<Arc<GroupStatus>>>,
 }
 
@@ -65,6 +70,8 @@ impl Runner {
             last_command: 0,
             is_ending: false,
             problem: None,
+            volume_problems: BTreeMap::new(),
+            rival: None,
             status: status.clone(),
         }
     }
@@ -72,6 +79,7 @@ impl Runner {
     pub(super) fn run(mut self, inputs: &Receiver<GroupInput>) {
         loop {
             self.settle();
+            self.look_for_rival();
             self.publish();
             let input = inputs.recv_timeout(self.tick_at.saturating_sub(self.now()));
             match input {
@@ -150,6 +158,7 @@ impl Runner {
             ClientOutput::Event(event) => self.tell(event),
             ClientOutput::Activate(activation) => self.volumes.activate(activation),
             ClientOutput::Problem(problem) => self.on_problem(problem),
+            ClientOutput::OfVolume { volume, problem } => self.on_volume(volume, problem),
             ClientOutput::Well => self.problem = None,
         }
     }
@@ -178,11 +187,12 @@ impl Runner {
                 warn!("group: fencing {clients:?}");
                 client.fence(now, clients);
             }
+            Action::FenceAgain { clients } => client.fence_again(clients),
             Action::Activate { volume, epoch } => {
                 let record = self.member.table().and_then(|table| table.volume(&volume));
                 match record.map(|record| record.image.clone()) {
                     Some(image) => client.activate(now, Activation { volume, image, epoch }),
-                    None => self.tell(Event::ActivationFailed { volume, epoch }),
+                    None => self.tell(Event::ActivationNotBegun { volume, epoch }),
                 }
             }
             Action::Deactivate { volume, epoch } => self.volumes.deactivate(&volume, epoch),
@@ -251,8 +261,49 @@ impl Runner {
         }
     }
 
+    /// Each volume has a problem of its own, so that several of them do not flood the log.
+    fn on_volume(&mut self, volume: String, problem: Option<String>) {
+        let known = match problem.clone() {
+            Some(problem) => self.volume_problems.insert(volume, problem),
+            None => self.volume_problems.remove(&volume),
+        };
+        if let Some(problem) = problem.filter(|problem| known.as_ref() != Some(problem)) {
+            warn!("group: {problem}");
+        }
+    }
+
+    fn look_for_rival(&mut self) {
+        let rival = self.member.rival();
+        if self.rival.as_ref() != rival {
+            self.rival = rival.cloned();
+            if let Some(problem) = self.rival_problem() {
+                warn!("group: {problem}");
+            }
+        }
+    }
+
+    fn rival_problem(&self) -> Option<String> {
+        let (client, name) = (self.rival.as_ref()?, &self.options.name);
+        Some(format!(
+            "another process is member '{name}', as {client}; this one waits before it ends it; give each \
+             gateway a name of its own"
+        ))
+    }
+
+    /// What is wrong now. A volume's problem ends when another member serves it.
+    fn find_problem(&mut self) -> Option<String> {
+        if let Some(table) = self.member.table() {
+            let is_served = |volume: &VolumeRecord| matches!(volume.place, Place::Active(_));
+            self.volume_problems
+                .retain(|name, _| table.volume(name).is_some_and(|volume| !is_served(volume)));
+        }
+        let of_volumes = || self.volume_problems.values().next().cloned();
+        self.problem.clone().or_else(|| self.rival_problem()).or_else(of_volumes)
+    }
+
     /// Publishes what is known, if that has changed.
-    fn publish(&self) {
+    fn publish(&mut self) {
+        let problem = self.find_problem();
         let last = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let suspected = self.suspected();
         let (incarnation, client) =
@@ -261,12 +312,12 @@ impl Runner {
         let is_same = generation(last.table.as_ref()) == generation(self.member.table())
             && (last.incarnation, last.client.as_ref()) == (incarnation, client)
             && last.suspected == suspected
-            && last.problem == self.problem;
+            && last.problem == problem;
         if is_same {
             return;
         }
         let table = self.member.table().cloned();
-        let (client, problem) = (client.cloned(), self.problem.clone());
+        let client = client.cloned();
         let status = Arc::new(GroupStatus { table, incarnation, client, suspected, problem });
         *self.status.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }

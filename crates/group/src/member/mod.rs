@@ -17,7 +17,7 @@ mod plan;
 
 pub use hearing::Beat;
 
-use crate::table::{Client, Command, Epoch, Generation, Incarnation, Place, Refusal, Table};
+use crate::table::{Client, Command, Epoch, Generation, Incarnation, MAX_TO_FENCE, Place, Refusal, Table};
 use hearing::Hearing;
 use local::{LocalEnd, LocalVolumes};
 use plan::Planner;
@@ -42,7 +42,7 @@ pub struct Settings {
     pub forgive_after: u32,
     /// Time between moves that no operator has asked for.
     pub move_every: Duration,
-    /// Time after which what has failed is tried again.
+    /// Time after which what has failed is tried again; longer for a volume that fails again.
     pub retry_every: Duration,
 }
 
@@ -134,6 +134,13 @@ pub enum Event {
         /// Its epoch.
         epoch: Epoch,
     },
+    /// [`Action::Activate`] could not begin, for a reason that is not the volume's.
+    ActivationNotBegun {
+        /// The volume.
+        volume: String,
+        /// Its epoch.
+        epoch: Epoch,
+    },
     /// [`Action::Deactivate`] is done.
     Deactivated {
         /// The volume.
@@ -200,6 +207,12 @@ pub enum Action {
         /// The clients.
         clients: Vec<Client>,
     },
+    /// Have the cluster refuse them for ever once more, because breaking a lock of one that is
+    /// fenced may have shortened its fence. No event is expected.
+    FenceAgain {
+        /// The clients.
+        clients: Vec<Client>,
+    },
     /// Wait until this connection has the newest map of the cluster, acquire the lock of the
     /// volume's image, read its reservations, and begin to admit I/O, only of sessions that begin
     /// in this epoch. A lock whose holder the cluster refuses is broken; if another client has it,
@@ -254,6 +267,16 @@ pub struct Member {
     fencing: BTreeSet<Client>,
     fenced: BTreeSet<Client>,
     fence_at: Duration,
+    /// Clients that were to be fenced, and when they were seen last.
+    fenced_lately: VecDeque<(Client, Duration)>,
+    fence_again_at: Option<Duration>,
+    /// The latest clients of this process.
+    own_clients: VecDeque<Client>,
+    /// Another process with this name, which is up.
+    rival: Option<Rival>,
+    /// How often it has joined in the place of one.
+    ousted: u32,
+    joined_at: Duration,
     wants_read: bool,
     read_at: Duration,
     /// Nothing is asked before this time.
@@ -262,6 +285,13 @@ pub struct Member {
     last_request: u64,
     commands: VecDeque<WaitingCommand>,
     actions: VecDeque<Action>,
+}
+
+/// Another process with a member's name.
+struct Rival {
+    client: Client,
+    /// When the member joins in its place.
+    until: Duration,
 }
 
 /// A command that is not in the table yet.
@@ -301,6 +331,12 @@ impl Member {
             fencing: BTreeSet::new(),
             fenced: BTreeSet::new(),
             fence_at: Duration::ZERO,
+            fenced_lately: VecDeque::new(),
+            fence_again_at: None,
+            own_clients: VecDeque::new(),
+            rival: None,
+            ousted: 0,
+            joined_at: Duration::ZERO,
             wants_read: false,
             read_at: Duration::ZERO,
             request_at: Duration::ZERO,
@@ -329,6 +365,13 @@ impl Member {
         self.hearing.silence(member) >= self.settings.suspect_after
     }
 
+    /// The client of another process with this name that is up. This one joins in its place, but
+    /// waits before that, because the other one may do the same.
+    #[must_use]
+    pub fn rival(&self) -> Option<&Client> {
+        self.rival.as_ref().filter(|rival| self.now < rival.until).map(|rival| &rival.client)
+    }
+
     /// The next action to begin. Asked after every event until there is none.
     pub fn poll(&mut self) -> Option<Action> {
         self.actions.pop_front()
@@ -352,12 +395,21 @@ impl Member {
                 self.fencing.retain(|client| !clients.contains(client));
                 self.fence_at = self.retry_at();
             }
-            Event::Activated { volume, epoch } => self.volumes.on_end(&volume, epoch, LocalEnd::Activated),
+            Event::Activated { volume, epoch } => {
+                self.volumes.on_end(&volume, epoch, LocalEnd::Activated);
+                if !self.fenced_lately.is_empty() {
+                    self.fence_again_at.get_or_insert(after(self.now, FENCE_AGAIN_AFTER));
+                }
+            }
             Event::Deactivated { volume, epoch } => {
                 self.volumes.on_end(&volume, epoch, LocalEnd::Deactivated);
             }
             Event::ActivationFailed { volume, epoch } | Event::Lost { volume, epoch } => {
-                self.volumes.on_end(&volume, epoch, LocalEnd::Failed(self.retry_at()));
+                let (now, retry) = (self.now, self.settings.retry_every);
+                self.volumes.on_end(&volume, epoch, LocalEnd::Failed { now, retry });
+            }
+            Event::ActivationNotBegun { volume, epoch } => {
+                self.volumes.on_end(&volume, epoch, LocalEnd::NotBegun(self.retry_at()));
             }
             Event::OwnClientFenced => self.end(),
             Event::Command { id, command } => self.on_command(id, command),
@@ -366,6 +418,10 @@ impl Member {
     }
 
     fn on_connected(&mut self, client: Client) {
+        if self.own_clients.len() >= MAX_OWN_CLIENTS {
+            self.own_clients.pop_front();
+        }
+        self.own_clients.push_back(client.clone());
         self.client = Some(client);
         self.wants_read = true;
         self.request_at = self.now;
@@ -434,6 +490,9 @@ impl Member {
     }
 
     fn on_command(&mut self, id: CommandId, command: Command) {
+        if let Command::Pin { volume, .. } | Command::Unpin { volume } = &command {
+            self.volumes.retry(volume);
+        }
         if self.incarnation.is_none() {
             self.answer(id, Err(Refusal::NotMember));
         } else if self.commands.len() >= MAX_COMMANDS {
@@ -462,6 +521,13 @@ impl Member {
         }
         self.hearing.follow(&table);
         self.fenced.retain(|client| table.to_fence().contains(client));
+        for client in table.to_fence() {
+            self.fenced_lately.retain(|(known, _)| known != client);
+            if self.fenced_lately.len() >= MAX_TO_FENCE {
+                self.fenced_lately.pop_front();
+            }
+            self.fenced_lately.push_back((client.clone(), self.now));
+        }
         self.table = Some(table);
         self.find_itself();
     }
@@ -473,6 +539,8 @@ impl Member {
             Some(record) if record.is_up && self.incarnation.is_none() => {
                 self.incarnation = Some(record.incarnation);
                 self.strikes = record.strikes;
+                self.ousted = self.ousted.saturating_add(u32::from(self.rival.take().is_some()));
+                self.joined_at = self.now;
                 self.beat_at = self.now;
                 self.heard_at = self.now;
                 self.unheard = 0;
@@ -488,6 +556,9 @@ impl Member {
     fn end(&mut self) {
         if self.client.take().is_none() {
             return;
+        }
+        if self.incarnation.is_some() && self.now >= after(self.joined_at, RIVAL_LIMIT.saturating_mul(2)) {
+            self.ousted = 0;
         }
         self.incarnation = None;
         self.volumes.clear();
@@ -513,6 +584,7 @@ impl Member {
         }
         self.beat();
         self.fence();
+        self.fence_again();
         self.follow_table();
         if self.request.is_none() && self.now >= self.request_at {
             self.ask();
@@ -544,6 +616,19 @@ impl Member {
         }
     }
 
+    /// Some time after a volume has become active, fences once more who was to be fenced lately.
+    fn fence_again(&mut self) {
+        let now = self.now;
+        if self.fence_again_at.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        self.fenced_lately.retain(|(_, seen_at)| now < after(*seen_at, FENCED_LATELY));
+        let clients: Vec<Client> = self.fenced_lately.iter().map(|(client, _)| client.clone()).collect();
+        if !clients.is_empty() {
+            self.actions.push_back(Action::FenceAgain { clients });
+        }
+    }
+
     fn follow_table(&mut self) {
         let (Some(table), Some(own)) = (&self.table, self.incarnation) else { return };
         let may_start = table.to_fence().iter().all(|client| self.fenced.contains(client));
@@ -567,6 +652,7 @@ impl Member {
 
     /// The next table, if it differs from the one that is known, with the commands in it.
     fn draft(&mut self) -> Option<(Table, Vec<CommandId>)> {
+        let may_join = self.incarnation.is_some() || self.may_join();
         let known = self.table.as_ref()?;
         let mut next = known.clone();
         next.fenced(|client| self.fenced.contains(client));
@@ -579,7 +665,7 @@ impl Member {
             }
             let quiet = self.now.saturating_sub(self.quiet_since);
             Planner { own, hearing: &self.hearing, settings: &self.settings, quiet }.decide(&mut next);
-        } else if let Some(client) = &self.client {
+        } else if let Some(client) = self.client.as_ref().filter(|_| may_join) {
             // If it cannot join now, it tries again when the table has changed.
             let _ = next.join(&self.name, &self.address, client);
         }
@@ -593,6 +679,24 @@ impl Member {
         }
         next.advance();
         is_changed.then_some((next, commands))
+    }
+
+    /// Whether it joins now. If another process with this name is up, joining ends that one, which
+    /// may be an honest one from before a restart, or do the same: so each time takes longer.
+    fn may_join(&mut self) -> bool {
+        let record = self.table.as_ref().and_then(|table| table.member(&self.name));
+        let other = record.filter(|record| record.is_up && !self.own_clients.contains(&record.client));
+        let Some(client) = other.map(|record| record.client.clone()) else {
+            self.rival = None;
+            return true;
+        };
+        let wait = match self.ousted.checked_sub(1) {
+            Some(times) => doubled(RIVAL_FIRST, times, RIVAL_LIMIT),
+            None => Duration::ZERO,
+        };
+        let until = self.rival.as_ref().map_or(after(self.now, wait), |rival| rival.until);
+        self.rival = Some(Rival { client, until });
+        until <= self.now
     }
 
     /// Forgets one of the failures before it joined for each time that it was up for long enough.
@@ -622,7 +726,22 @@ fn after(time: Duration, wait: Duration) -> Duration {
     time.saturating_add(wait)
 }
 
+/// A time, doubled as often, with a limit.
+fn doubled(first: Duration, times: u32, limit: Duration) -> Duration {
+    first.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX)).min(limit)
+}
+
 /// Time after which a command that was not committed is forgotten, so that it is not done later.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of commands that wait for their commit.
 const MAX_COMMANDS: usize = 16;
+/// Number of own clients that are known again in a table.
+const MAX_OWN_CLIENTS: usize = 16;
+/// How long a member waits before it joins in the place of another process for the second time.
+const RIVAL_FIRST: Duration = Duration::from_secs(5);
+/// Maximum time that it waits. Two times as long in the group, and it waits no longer than at first.
+const RIVAL_LIMIT: Duration = Duration::from_secs(300);
+/// Time after an activation in which others follow, before clients are fenced again.
+const FENCE_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Time for which an activation may break a lock of a client that was to be fenced.
+const FENCED_LATELY: Duration = Duration::from_secs(300);

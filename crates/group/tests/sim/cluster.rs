@@ -37,6 +37,9 @@ pub(crate) enum Request {
     Fence {
         clients: Vec<Client>,
     },
+    FenceAgain {
+        clients: Vec<Client>,
+    },
     LatestMap {
         volume: usize,
         epoch: Epoch,
@@ -192,6 +195,15 @@ impl Cluster {
                 self.notify(net, gateway, super::gateway::Input::Beat(*beat));
             }
             Request::Fence { clients } => self.fence(net, packet, clients),
+            Request::FenceAgain { clients } => {
+                let table = self.table().unwrap_or_default();
+                let is_up = |client: &Client| {
+                    table.members().iter().any(|member| member.is_up && member.client == *client)
+                };
+                if let Some(client) = clients.iter().find(|client| is_up(client)) {
+                    self.fail(format!("{client} is up and is fenced again"));
+                }
+            }
             Request::LatestMap { volume, epoch } => {
                 answer(net, packet, Answer::LatestMap { volume: *volume, epoch: *epoch, map: self.map });
             }
@@ -407,7 +419,9 @@ impl Cluster {
 /// The storage daemon that executes a request; `None` for the monitors, which refuse nobody.
 fn osd_of(request: &Request) -> Option<usize> {
     match request {
-        Request::Connect | Request::Fence { .. } | Request::LatestMap { .. } => None,
+        Request::Connect | Request::Fence { .. } | Request::FenceAgain { .. } | Request::LatestMap { .. } => {
+            None
+        }
         Request::Watch | Request::ReadTable { .. } | Request::Propose { .. } | Request::Beat(_) => Some(0),
         Request::Lock { volume, .. }
         | Request::Unlock { volume, .. }

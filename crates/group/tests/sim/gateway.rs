@@ -236,6 +236,7 @@ impl Gateway {
             }
             Action::Beat(beat) => self.send(net, Request::Beat(beat)),
             Action::Fence { clients } => self.send(net, Request::Fence { clients }),
+            Action::FenceAgain { clients } => self.send(net, Request::FenceAgain { clients }),
             Action::Activate { volume, epoch } => self.activate(net, number(&volume), epoch),
             Action::Deactivate { volume, .. } => {
                 let volume = number(&volume);
