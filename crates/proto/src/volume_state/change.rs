@@ -18,6 +18,7 @@ use super::image::{from_image, to_image};
 use super::ownership::ServingState;
 use super::reservations::{Notice, Notices, Registrant, Reservations};
 use super::shared_state::{Commit, SharedState, StateGeneration, StoredState};
+use super::transition::Transition;
 use super::{Change, Table, VolumeState};
 use std::sync::{Arc, OnceLock};
 
@@ -25,11 +26,18 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct ReservationChange {
     volume_state: Arc<VolumeState>,
     aborts: bool,
-    /// That of the session that makes it; `None` for the change that is made while the volume
-    /// becomes standby.
-    epoch: Option<Epoch>,
+    maker: ChangeMaker,
     /// The outcome of the command's proposal, once it is known.
     proposal: Option<Arc<OnceLock<ProposalOutcome>>>,
+}
+
+/// On whose behalf a change is made.
+enum ChangeMaker {
+    /// A session that began in this epoch.
+    Session(Epoch),
+    /// The volume becomes standby. Once that was given up, the volume may be active again, and the
+    /// change is not one of that turn.
+    StepDown(Transition),
 }
 
 /// Why a change was not made; it has no effect.
@@ -66,7 +74,7 @@ impl ReservationChange {
     /// of preempted registrants are aborted.
     pub(crate) fn new(volume_state: &Arc<VolumeState>, epoch: Epoch, aborts: bool) -> ReservationChange {
         let volume_state = volume_state.clone();
-        ReservationChange { volume_state, aborts, epoch: Some(epoch), proposal: None }
+        ReservationChange { volume_state, aborts, maker: ChangeMaker::Session(epoch), proposal: None }
     }
 
     /// A change of nothing, by which the storage says whether another process has the volume; see
@@ -89,8 +97,9 @@ impl ReservationChange {
     }
 
     /// A change that is made while the volume becomes standby, when no others are.
-    pub(super) fn last(volume_state: &Arc<VolumeState>) -> ReservationChange {
-        ReservationChange { volume_state: volume_state.clone(), aborts: false, epoch: None, proposal: None }
+    pub(super) fn last(volume_state: &Arc<VolumeState>, step_down: &Transition) -> ReservationChange {
+        let (volume_state, maker) = (volume_state.clone(), ChangeMaker::StepDown(step_down.clone()));
+        ReservationChange { volume_state, aborts: false, maker, proposal: None }
     }
 
     /// Makes the change: call it, always with the same `change`, until it returns true. Then the
@@ -105,11 +114,12 @@ impl ReservationChange {
         let (volume_state, aborts) = (&self.volume_state, self.aborts);
         let mut table = volume_state.lock();
         if self.proposal.is_none() {
-            match (table.serving, self.epoch) {
-                (ServingState::Active, Some(epoch)) if volume_state.fences(epoch) => {
+            match (table.serving, &self.maker) {
+                (ServingState::Active, ChangeMaker::Session(epoch)) if volume_state.fences(*epoch) => {
                     return Err(NotChanged::Fenced);
                 }
-                (ServingState::Active, _) | (ServingState::Transitioning, None) => {}
+                (ServingState::Active, ChangeMaker::Session(_)) => {}
+                (_, ChangeMaker::StepDown(step_down)) if step_down.is_current_in(&table) => {}
                 _ => return Err(NotChanged::Standby),
             }
             if table.proposed.is_some() {

@@ -393,9 +393,9 @@ impl StepDown {
     /// serves the volume next; call it until it returns true.
     ///
     /// # Errors
-    /// If they cannot be stored.
+    /// If they cannot be stored, or the volume was lost meanwhile: it may be active again.
     pub fn store(&mut self) -> Result<bool, NotStored> {
-        let volume_state = &self.volume_state;
+        let (volume_state, transition) = (&self.volume_state, &self.transition);
         let is_stored = |table: &super::Table| {
             let own = &table.reservations;
             table.proposed.is_none() && (own.persists || own.registrations.is_empty())
@@ -403,7 +403,7 @@ impl StepDown {
         if self.stored.is_none() && volume_state.with_table(is_stored) {
             return Ok(true);
         }
-        let change = self.stored.get_or_insert_with(|| ReservationChange::last(volume_state));
+        let change = self.stored.get_or_insert_with(|| ReservationChange::last(volume_state, transition));
         let made = change.poll(|_, reservations| {
             reservations.persists |= !reservations.registrations.is_empty();
             Ok::<_, NotStored>(Notices::new())
@@ -822,6 +822,22 @@ mod tests {
         process.abandon();
         assert_eq!(late.finish(&cluster.stored()), Err(NotPromoted::Lost));
         assert_eq!(process.serving(), ServingState::Standby);
+    }
+
+    #[test]
+    fn a_late_step_down_stores_nothing_in_a_later_turn() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        let mut late = process.step_down().unwrap();
+        process.abandon();
+        cluster.promote(&process);
+        // Without APTPL.
+        assert_eq!(reserve(&process, false), Ok(true));
+        let stored = cluster.stored();
+        assert_eq!(late.store(), Err(NotStored));
+        assert_eq!(cluster.stored(), stored);
+        assert!(late.finish().is_none() && process.serving() == ServingState::Active);
     }
 
     #[test]
