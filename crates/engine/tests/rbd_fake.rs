@@ -77,7 +77,7 @@ fn channels_continue_with_the_image_of_another_client_once_theirs_is_blocklisted
     assert_eq!(client.wait().unwrap().result.err(), Some(IoError::Fenced));
     assert_eq!(lost.load(Ordering::Relaxed), 1, "it is told once");
     let again = FakeImage::new(1 << 20);
-    volume.replace_image(again.open(false), &image_name(), Arc::default()).unwrap();
+    volume.replace_image(1, again.open(false), &image_name(), Arc::default()).unwrap();
     client.submit(write(4, 0, 4, false));
     assert!(client.wait().unwrap().result.is_ok());
     assert_eq!((&again.content()[..512], image.content()[0]), (&[4; 512][..], 0));

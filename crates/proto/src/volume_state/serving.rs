@@ -326,11 +326,11 @@ impl VolumeState {
 }
 
 impl Promotion {
-    /// Whether all I/O that was admitted or throttled before is complete; call it until it returns
-    /// true.
+    /// Whether all I/O that was admitted or throttled before is complete, or nobody waits for it,
+    /// because the volume was given up meanwhile; call it until it returns true.
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        self.settling.is_over()
+        self.settling.is_over() || !self.transition.is_current()
     }
 
     /// Whether sessions that have begun before the volume was last active stay fenced.
@@ -382,11 +382,11 @@ impl Drop for Promotion {
 }
 
 impl StepDown {
-    /// Whether all I/O that was admitted or throttled before is complete; call it until it returns
-    /// true.
+    /// Whether all I/O that was admitted or throttled before is complete, or nobody waits for it,
+    /// because the volume was given up meanwhile; call it until it returns true.
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        self.settling.is_over()
+        self.settling.is_over() || !self.transition.is_current()
     }
 
     /// Stores all reservations, also those that would not survive a restart, for the process that
@@ -822,6 +822,24 @@ mod tests {
         process.abandon();
         assert_eq!(late.finish(&cluster.stored()), Err(NotPromoted::Lost));
         assert_eq!(process.serving(), ServingState::Standby);
+    }
+
+    #[test]
+    fn nobody_waits_for_the_io_of_a_volume_that_was_given_up() {
+        let cluster = Cluster::default();
+        let process = cluster.process();
+        cluster.promote(&process);
+        let session = user(&process, 1);
+        let _io = write(&session).unwrap();
+        let leaving = process.step_down().unwrap();
+        assert!(!leaving.is_drained());
+        process.abandon();
+        assert!(leaving.is_drained() && leaving.finish().is_none());
+        let promotion = process.promote().unwrap();
+        assert!(!promotion.is_drained());
+        process.abandon();
+        assert!(promotion.is_drained());
+        assert_eq!(promotion.finish(&cluster.stored()), Err(NotPromoted::Lost));
     }
 
     #[test]

@@ -43,6 +43,12 @@ impl Transition {
         Transition(Arc::new(TransitionEnd { volume_state: Arc::downgrade(volume_state), number }))
     }
 
+    /// Its place among the changes of the volume: a later one has a higher number.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.0.number
+    }
+
     /// Whether it is still under way: not once the volume was lost, or the process has given up the
     /// client of the storage that it belongs to. What it does then concerns nobody any longer.
     #[must_use]

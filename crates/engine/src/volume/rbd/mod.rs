@@ -14,6 +14,7 @@ mod current;
 mod errors;
 mod limit;
 mod member_client;
+mod of_turn;
 mod owner;
 mod queue;
 mod rados_state;

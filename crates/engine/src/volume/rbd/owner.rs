@@ -1,7 +1,7 @@
 //! Owning an image: one client has its exclusive lock, and all others are refused. A daemon may get
 //! and give up the ownership while it exports the image.
 
-use super::limit::{LIMIT, within, within_limit};
+use super::limit::{HeldByCall, LIMIT, within, within_limit};
 use super::rados_state::RadosState;
 use super::volume::{RbdVolume, note_blocklisted};
 use blockmux_proto::volume_state::{NotAcquired, Ownership, OwnershipQuestion, StoredState, Transition};
@@ -22,7 +22,7 @@ impl RbdVolume {
     /// # Errors
     /// If another client owns the image, or the image has no lock.
     pub fn own(&self, take: bool, on_start: fn()) -> Result<(), RbdError> {
-        self.own_during(take, on_start, ())
+        self.own_during(self.image(), take, on_start, ())
     }
 
     /// Gives the image up again.
@@ -34,16 +34,21 @@ impl RbdVolume {
     }
 
     /// Gives the image up. `held` is dropped when the cluster has answered.
-    fn release_image(&self, image: Arc<Image>, held: impl Send + 'static) -> Result<(), RbdError> {
+    fn release_image(&self, image: Arc<Image>, held: impl HeldByCall) -> Result<(), RbdError> {
         let asked = image.clone();
         let released = within(LIMIT, move || asked.release_lock(), drop, held);
         released.inspect_err(|error| note_blocklisted(image.cluster(), error))
     }
 
-    /// Owns the image as [`RbdVolume::own`] does. If that succeeds too late, the image is released
+    /// Owns an image of the volume as [`RbdVolume::own`] does. If that succeeds too late, the image is released
     /// again. `held` is dropped when the cluster has answered.
-    fn own_during(&self, take: bool, on_start: fn(), held: impl Send + 'static) -> Result<(), RbdError> {
-        let image = self.image();
+    fn own_during(
+        &self,
+        image: Arc<Image>,
+        take: bool,
+        on_start: fn(),
+        held: impl HeldByCall,
+    ) -> Result<(), RbdError> {
         let waits = Arc::new(());
         let caller = Arc::downgrade(&waits);
         let (asked, late) = (image.clone(), image.clone());
@@ -135,23 +140,22 @@ impl RbdOwnership {
     }
 
     fn try_acquire(&self, take: bool, transition: &Transition) -> Result<StoredState, NotAcquired> {
-        self.volume.open_again(transition).map_err(not_acquired)?;
-        self.watch();
-        let own = || self.volume.own_during(take, self.on_start, transition.clone());
+        let own = || -> Result<Arc<Image>, RbdError> {
+            let image = self.volume.open_again(transition)?;
+            self.watch();
+            self.volume.own_during(image.clone(), take, self.on_start, transition.clone())?;
+            Ok(image)
+        };
         let owned = match own() {
             // Nobody has noticed it before.
-            Err(error) if error.is_blocklisted() => {
-                self.volume.open_again(transition).map_err(not_acquired)?;
-                self.watch();
-                own()
-            }
+            Err(error) if error.is_blocklisted() => own(),
             owned => owned,
         };
-        owned.map_err(not_acquired)?;
+        let image = owned.map_err(not_acquired)?;
         if !transition.is_current() {
             return Err(not_acquired(RbdError::GivenUp));
         }
-        self.load().map_err(|error| match self.release(transition) {
+        self.load(image, transition).map_err(|error| match self.release(transition) {
             Ok(()) => NotAcquired { error, may_own: false },
             Err(why) => {
                 NotAcquired { error: format!("{error}; and the image is not released: {why}"), may_own: true }
@@ -160,11 +164,13 @@ impl RbdOwnership {
     }
 
     /// What another client has changed: the size, and the reservations.
-    fn load(&self) -> Result<StoredState, String> {
+    /// A call that does not return has the transition until it does.
+    fn load(&self, image: Arc<Image>, transition: &Transition) -> Result<StoredState, String> {
         self.volume.note_change();
         let present = self.volume.current.get();
-        within_limit(move || Ok(present.refresh())).map_err(|error| error.to_string())?;
-        self.state.open_again(&self.volume).map_err(|error| error.to_string())
+        let refreshed = within(LIMIT, move || Ok(present.refresh()), drop, transition.clone());
+        refreshed.map_err(|error| error.to_string())?;
+        self.state.open_again(image, transition).map_err(|error| error.to_string())
     }
 }
 

@@ -10,11 +10,13 @@
 //! version and generation. The object stays when the image of the reservations is empty, so that no
 //! older state is taken instead.
 
-use super::limit::{LIMIT, within_limit};
+use super::limit::{HeldByCall, LIMIT, within};
+use super::of_turn::OfTurn;
 use super::volume::RbdVolume;
 use crate::volume::state_writer::{Proposal, StateStore, StateWriter};
-use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState};
+use blockmux_proto::volume_state::{Commit, SharedState, StateGeneration, StoredState, Transition};
 use blockmux_rbd::error::RbdError;
+use blockmux_rbd::image::Image;
 use blockmux_rbd::object::ImageObject;
 use blockmux_volume::Crc32c;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +26,7 @@ use std::time::{Duration, Instant};
 /// Stores the reservations of an image beside it, while this process owns the image.
 pub struct RadosState {
     /// Of the present owner; `None` before this process has owned the image.
-    writer: Mutex<Option<Arc<ObjectWriter>>>,
+    writer: Mutex<OfTurn<Option<Arc<ObjectWriter>>>>,
 }
 
 type ObjectWriter = StateWriter<RecordStore<ImageObject>>;
@@ -80,14 +82,15 @@ impl RadosState {
     /// If it cannot be read.
     pub fn open(volume: &RbdVolume) -> Result<(Arc<RadosState>, Option<StoredState>), RadosStateError> {
         let state = RadosState::unowned();
-        let stored = state.replace_writer(volume)?;
+        let (writer, stored) = open_writer(volume.image(), ())?;
+        state.replace_writer(0, writer)?;
         Ok((state, stored))
     }
 
     /// The state of an image that this process does not own: nothing can be stored.
     #[must_use]
     pub fn unowned() -> Arc<RadosState> {
-        Arc::new(RadosState { writer: Mutex::default() })
+        Arc::new(RadosState { writer: Mutex::new(OfTurn::new(None)) })
     }
 
     /// Stores what was found again with a new generation, now that this process owns the image. So
@@ -97,43 +100,34 @@ impl RadosState {
     /// # Errors
     /// If it cannot be stored; [`RadosStateError::Stale`] if something else is stored by now.
     pub fn begin_turn(&self, found: StoredState) -> Result<StoredState, RadosStateError> {
-        let generation = self.propose(found.generation, &found.image);
-        let end = Instant::now() + LIMIT;
-        loop {
-            match self.outcome(generation) {
-                Some(Commit::Committed) => return Ok(StoredState { generation, ..found }),
-                Some(Commit::Stale(_)) => return Err(RadosStateError::Stale { object: self.name() }),
-                None if Instant::now() < end => thread::park_timeout(Duration::from_millis(1)),
-                _ => return Err(RadosStateError::NotStored { object: self.name() }),
-            }
-        }
+        let Some(writer) = self.writer() else {
+            return Err(RadosStateError::NotStored { object: self.name() });
+        };
+        begin_turn(&writer, found)
     }
 
-    /// Reads what is stored, now that this process owns the image, and stores on top of that from
-    /// now on. Proposals that have no outcome are forgotten, so their owner must not ask for it.
+    /// Reads what is stored beside an image, now that this process owns it, and stores on top of
+    /// that from now on. Proposals that have no outcome are forgotten, so their owner must not ask
+    /// for it. A call that does not return has the transition until it does.
     ///
     /// # Errors
-    /// If it cannot be read.
-    pub(super) fn open_again(&self, volume: &RbdVolume) -> Result<StoredState, RadosStateError> {
-        let found = self.replace_writer(volume)?.unwrap_or_default();
-        self.begin_turn(found)
+    /// If it cannot be read, or a later turn has begun.
+    pub(super) fn open_again(
+        &self,
+        image: Arc<Image>,
+        transition: &Transition,
+    ) -> Result<StoredState, RadosStateError> {
+        let (writer, found) = open_writer(image, transition.clone())?;
+        self.replace_writer(transition.number(), writer.clone())?;
+        // Not by that of the next turn, which may have begun meanwhile.
+        begin_turn(&writer, found.unwrap_or_default())
     }
 
-    fn replace_writer(&self, volume: &RbdVolume) -> Result<Option<StoredState>, RadosStateError> {
-        let image = volume.image();
-        let identity = image.details().identity.clone();
-        let open = move || {
-            let store = RecordStore { object: ImageObject::new(&image, PREFIX)?, identity };
-            let stored = store.read();
-            Ok((store, stored))
-        };
-        let opened = within_limit(open);
-        let (store, stored) =
-            opened.map_err(|error| RadosStateError::Rbd { object: PREFIX.to_owned(), error })?;
-        let stored = stored?;
-        let generation = stored.as_ref().map_or_else(StateGeneration::default, |stored| stored.generation);
-        *self.lock() = Some(Arc::new(StateWriter::new(store, (), generation)));
-        Ok(stored)
+    fn replace_writer(&self, turn: u64, writer: Arc<ObjectWriter>) -> Result<(), RadosStateError> {
+        let replaced = self.lock().replace(turn, Some(writer));
+        // Dropped without the lock.
+        let refused = |_| RadosStateError::Rbd { object: self.name(), error: RbdError::GivenUp };
+        replaced.map(drop).map_err(refused)
     }
 
     /// The object's name.
@@ -143,11 +137,49 @@ impl RadosState {
     }
 
     fn writer(&self) -> Option<Arc<ObjectWriter>> {
-        self.lock().clone()
+        self.lock().get().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<ObjectWriter>>> {
+    /// No lock of the volume's state is taken while it is held.
+    fn lock(&self) -> MutexGuard<'_, OfTurn<Option<Arc<ObjectWriter>>>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A writer for what is stored beside an image, and that. `held` is dropped when the cluster has
+/// answered.
+fn open_writer(
+    image: Arc<Image>,
+    held: impl HeldByCall,
+) -> Result<(Arc<ObjectWriter>, Option<StoredState>), RadosStateError> {
+    let identity = image.details().identity.clone();
+    let open = move || {
+        let store = RecordStore { object: ImageObject::new(&image, PREFIX)?, identity };
+        let stored = store.read();
+        Ok((store, stored))
+    };
+    let opened = within(LIMIT, open, drop, held);
+    let (store, stored) =
+        opened.map_err(|error| RadosStateError::Rbd { object: PREFIX.to_owned(), error })?;
+    let stored = stored?;
+    let generation = stored.as_ref().map_or_else(StateGeneration::default, |stored| stored.generation);
+    Ok((Arc::new(StateWriter::new(store, (), generation)), stored))
+}
+
+/// See [`RadosState::begin_turn`].
+fn begin_turn<O: RecordObject>(
+    writer: &StateWriter<RecordStore<O>>,
+    found: StoredState,
+) -> Result<StoredState, RadosStateError> {
+    let generation = writer.propose(found.generation, &found.image);
+    let end = Instant::now() + LIMIT;
+    loop {
+        match writer.outcome(generation) {
+            Some(Commit::Committed) => return Ok(StoredState { generation, ..found }),
+            Some(Commit::Stale(_)) => return Err(RadosStateError::Stale { object: writer.name() }),
+            None if Instant::now() < end => thread::park_timeout(Duration::from_millis(1)),
+            _ => return Err(RadosStateError::NotStored { object: writer.name() }),
+        }
     }
 }
 

@@ -2,12 +2,13 @@
 
 use super::channel::RbdChannel;
 use super::current::CurrentImage;
+use super::limit::{HeldByCall, within};
 use super::member_client::MemberClient;
 use super::state::{BLOCK, CurrentInfo, ImageState, whole_blocks};
 use crate::core::reactor::EngineCore;
 use blockmux_proto::volume_state::Transition;
 use blockmux_rbd::cluster::{Cluster, ClusterOptions, why_it_hangs};
-use blockmux_rbd::error::{Errno, RbdError};
+use blockmux_rbd::error::RbdError;
 use blockmux_rbd::image::{Image, ImageDetails, ImageName};
 use blockmux_volume::{
     Beyond, Channel, Core, IoError, Resize, ResizeError, SnapshotError, SnapshotInfo, Snapshots, Volume,
@@ -16,8 +17,7 @@ use blockmux_volume::{
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, mpsc};
-use std::thread;
+use std::sync::{Arc, OnceLock};
 use tracing::warn;
 
 /// An image of Ceph RBD.
@@ -55,7 +55,7 @@ impl RbdVolume {
         on_start: fn(),
     ) -> Result<RbdVolume, RbdError> {
         let opening = ImageOpening { cluster: cluster.clone(), name: name.clone(), read_only, on_start };
-        let (image, has_changed) = opening.open(None)?;
+        let (image, has_changed) = opening.open(None, ())?;
         let volume = RbdVolume::of_image(image, name, has_changed);
         Ok(RbdVolume { opening: Some(opening), ..volume })
     }
@@ -92,36 +92,40 @@ impl RbdVolume {
     }
 
     /// Opens the image by the client that is to own it: by that of a group's member, or by another
-    /// one if the cluster has blocklisted the present one. Blocks as opening does.
+    /// one if the cluster has blocklisted the present one. Returns the image of this transition.
+    /// Blocks as opening does; a call that does not return has the transition until it does.
     ///
     /// # Errors
     /// If it cannot be opened, another image has its name now, there is no client, or the
     /// transition was given up.
-    pub(super) fn open_again(&self, transition: &Transition) -> Result<(), RbdError> {
-        let Some(opening) = &self.opening else { return Ok(()) };
+    pub(super) fn open_again(&self, transition: &Transition) -> Result<Arc<Image>, RbdError> {
+        let Some(opening) = &self.opening else { return Ok(self.image()) };
         let client = self.member.get().map(|member| member.get().ok_or(RbdError::NoClient)).transpose()?;
         let is_wanted = || if transition.is_current() { Ok(()) } else { Err(RbdError::GivenUp) };
         // The next transition has another client.
         is_wanted()?;
-        let image = self.image();
-        let is_right = match &client {
+        let is_right = |image: &Image| match &client {
             Some(client) => Arc::ptr_eq(image.cluster(), client),
             None => !image.cluster().is_blocklisted(),
         };
-        if is_right {
-            return Ok(());
+        let turn = transition.number();
+        if let Some(image) = self.current.enter(turn, is_right)? {
+            return Ok(image);
         }
-        let (image, has_changed) = opening.open(client)?;
+        let (image, has_changed) = opening.open(client, transition.clone())?;
         is_wanted()?;
-        self.replace_image(image, &opening.name, has_changed)
+        self.replace_image(turn, image.clone(), &opening.name, has_changed)?;
+        Ok(image)
     }
 
-    /// Continues with an image that another client has opened.
+    /// Continues with an image that another client has opened, for the turn that begins with the
+    /// transition of this number.
     ///
     /// # Errors
-    /// If it is another image.
+    /// If it is another image, or a later turn has one already.
     pub fn replace_image(
         &self,
+        turn: u64,
         image: Arc<Image>,
         name: &ImageName,
         has_changed: Arc<AtomicBool>,
@@ -129,8 +133,7 @@ impl RbdVolume {
         if image.details().identity != self.identity {
             return Err(RbdError::OtherImage(name.to_string()));
         }
-        self.current.set(state_of(image, name, has_changed, self.current.shared_info().clone()));
-        Ok(())
+        self.current.set(turn, state_of(image, name, has_changed, self.current.shared_info().clone()))
     }
 
     /// Asks for the size with the next [`Volume::refresh_size`].
@@ -140,21 +143,23 @@ impl RbdVolume {
 }
 
 impl ImageOpening {
-    /// Opens the image by a client, or by the one of its options.
-    fn open(&self, client: Option<Arc<Cluster>>) -> Result<(Arc<Image>, Arc<AtomicBool>), RbdError> {
-        let (sender, opened) = mpsc::channel();
+    /// Opens the image by a client, or by the one of its options. `held` is dropped when that has
+    /// returned: the image of a cluster without enough storage daemons opens when they are back,
+    /// perhaps never; then nobody receives it, and it is closed.
+    fn open(
+        &self,
+        client: Option<Arc<Cluster>>,
+        held: impl HeldByCall,
+    ) -> Result<(Arc<Image>, Arc<AtomicBool>), RbdError> {
         let own = self.clone();
-        // The image of a cluster without enough storage daemons opens when they are back, perhaps
-        // never; then nobody receives it, and it is closed.
         let open = move || {
             (own.on_start)();
-            drop(sender.send(open_image(client, &own)));
+            open_image(client, &own)
         };
-        let no_thread = |_| RbdError::Call { call: "a new thread", error: Errno(libc::EAGAIN) };
-        thread::Builder::new().name("rbd open".to_owned()).spawn(open).map_err(no_thread)?;
-        let limit = self.cluster.timeout * 2;
-        let opened = opened.recv_timeout(limit);
-        opened.unwrap_or_else(|_| Err(why_it_hangs(&self.cluster, limit)))
+        within(self.cluster.timeout * 2, open, drop, held).map_err(|error| match error {
+            RbdError::NoAnswer(waited) => why_it_hangs(&self.cluster, waited),
+            error => error,
+        })
     }
 }
 
@@ -283,7 +288,60 @@ const PREFERRED_BLOCK: u32 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
+    use super::super::{RadosState, RbdOwnership};
     use super::*;
+    use crate::volume::turns::{self, TurnError};
+    use blockmux_proto::names::volume_uuid::VolumeUuid;
+    use blockmux_proto::volume_state::{TransitionRefused, VolumeIdentity, VolumeState};
+    use blockmux_rbd::fake::FakeImage;
+    use std::convert::Infallible;
+    use std::sync::{Condvar, Mutex};
+    use std::thread;
+    use std::time::Duration;
+
+    /// Whether images open.
+    static OPENS: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
+
+    fn wait_until_it_opens() {
+        let opens = OPENS.0.lock().unwrap();
+        drop(OPENS.1.wait_while(opens, |opens| !*opens).unwrap());
+    }
+
+    #[test]
+    fn while_an_image_does_not_open_no_other_thread_opens_it() {
+        let image = FakeImage::new(1 << 20).open(false);
+        image.cluster().note_blocklisted();
+        let (pool, name) = ("rbd".to_owned(), "fake".to_owned());
+        let name = ImageName { pool, namespace: None, image: name, snapshot: None };
+        let conf = Some("/dev/null/ceph.conf".into());
+        let opening = ImageOpening {
+            cluster: ClusterOptions { conf, timeout: Duration::ZERO, ..ClusterOptions::new() },
+            name: name.clone(),
+            read_only: false,
+            on_start: wait_until_it_opens,
+        };
+        let volume = RbdVolume::of_image(image, &name, Arc::default());
+        let volume = Arc::new(RbdVolume { opening: Some(opening), ..volume });
+        let ownership = RbdOwnership::new(volume.clone(), RadosState::unowned(), || {});
+        let identity = VolumeIdentity {
+            uuid: VolumeUuid::of_texts(&["image"]),
+            unit: Default::default(),
+            target_name: "disk".to_owned(),
+            disk_number: None,
+            claim: Box::new(()),
+        };
+        let state = VolumeState::owned(volume, identity, ownership, RadosState::unowned(), None).unwrap();
+        let go = || turns::activate(&state, false, || {}, |_| Ok::<_, Infallible>(()));
+        let is_failed = || matches!(go(), Err(TurnError::Failed { may_own: false, .. }));
+        assert!(is_failed(), "it is given up");
+        assert_eq!(go(), Err(TurnError::Refused(TransitionRefused::Busy)));
+        *OPENS.0.lock().unwrap() = true;
+        OPENS.1.notify_all();
+        while state.is_in_transition() {
+            thread::yield_now();
+        }
+        assert!(is_failed(), "it is opened again");
+    }
 
     #[test]
     fn a_volume_says_what_the_image_does() {
