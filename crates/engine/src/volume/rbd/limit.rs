@@ -8,14 +8,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Makes a call that may block for ever on a thread. After the limit nobody receives what it
-/// returns, which is dropped then.
-pub(super) fn within_limit<T: Send + 'static>(
-    call: impl FnOnce() -> Result<T, RbdError> + Send + 'static,
-) -> Result<T, RbdError> {
-    within(LIMIT, call, drop, ())
-}
-
 /// What a call has until it has returned, also if its caller does not wait any longer.
 pub(super) trait HeldByCall: Clone + Send + 'static {
     /// Whether the caller is to wait.
@@ -28,14 +20,21 @@ impl HeldByCall for () {
     }
 }
 
+/// Counts the calls that have not returned.
+impl HeldByCall for Arc<()> {
+    fn is_wanted(&self) -> bool {
+        true
+    }
+}
+
 impl HeldByCall for Transition {
     fn is_wanted(&self) -> bool {
         self.is_current()
     }
 }
 
-/// Makes a call as [`within_limit`] does. The caller also gives it up when it is not wanted any
-/// longer, and does not keep what it uses then. What succeeds after that, or after `limit`, is
+/// Makes a call that may block for ever on a thread. The caller gives it up after `limit`, or when
+/// it is not wanted any longer, and does not keep what it uses then. What succeeds after that is
 /// undone by `undo`. `held` is dropped when both have returned.
 pub(super) fn within<T: Send + 'static>(
     limit: Duration,

@@ -1,7 +1,7 @@
 //! Owning an image: one client has its exclusive lock, and all others are refused. A daemon may get
 //! and give up the ownership while it exports the image.
 
-use super::limit::{HeldByCall, LIMIT, within, within_limit};
+use super::limit::{HeldByCall, LIMIT, within};
 use super::rados_state::RadosState;
 use super::volume::{RbdVolume, note_blocklisted};
 use blockmux_proto::volume_state::{NotAcquired, Ownership, OwnershipQuestion, StoredState, Transition};
