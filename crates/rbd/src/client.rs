@@ -11,6 +11,7 @@
 use crate::cluster::{Cluster, FENCED_FOR, c_string};
 use crate::error::{Errno, RbdError};
 use std::ffi::CStr;
+use std::net::SocketAddr;
 
 impl Cluster {
     /// The address of this client, such as `192.0.2.7:0/3141592653`, as [`Cluster::fence`] takes it
@@ -35,8 +36,11 @@ impl Cluster {
     /// waits until this client has the map that says so.
     ///
     /// # Errors
-    /// If it is no address, or the cluster refuses that.
+    /// If it is not the address of one client (`EINVAL`), or the cluster refuses that.
     pub fn fence(&self, client: &str) -> Result<(), RbdError> {
+        if !is_client(client) {
+            return Err(RbdError::Call { call: "rados_blocklist_add", error: Errno(libc::EINVAL) });
+        }
         let client = c_string("the client's address", client)?;
         let seconds = u32::try_from(FENCED_FOR.as_secs()).unwrap_or(u32::MAX);
         // SAFETY: the cluster is connected; a text, which librados only reads.
@@ -67,8 +71,15 @@ fn first_address(addresses: &str) -> Option<String> {
         Some((kind, address)) if kind.len() <= MAX_KIND && !kind.contains(['.', '[']) => address,
         _ => first,
     };
-    let (place, number) = address.rsplit_once('/')?;
-    (place.contains(':') && number.parse::<u64>().is_ok()).then(|| address.to_owned())
+    is_client(address).then(|| address.to_owned())
+}
+
+/// Whether this is the address of one client, such as `192.0.2.7:0/3141592653`. The cluster takes
+/// the number 0 for all clients of a host, and cuts larger ones to 32 bits.
+fn is_client(address: &str) -> bool {
+    let Some((place, number)) = address.rsplit_once('/') else { return false };
+    let is_number = !number.starts_with('+') && number.parse::<u32>().is_ok_and(|number| number > 0);
+    is_number && place.parse::<SocketAddr>().is_ok()
 }
 
 /// The longest word for a kind of address: "any".
@@ -77,6 +88,31 @@ const MAX_KIND: usize = 3;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake_cluster::FakeCluster;
+
+    #[test]
+    fn only_one_client_is_fenced_never_a_host() {
+        let fake = FakeCluster::default();
+        let (cluster, other) = (fake.connect(), fake.connect());
+        for bad in [
+            "192.0.2.1:0/0",
+            "192.0.2.1:0/00",
+            "192.0.2.1:0/4294967296",
+            "192.0.2.1:0/+2",
+            "192.0.2.1:0",
+            "192.0.2.1/2",
+            "192.0.2.0/24",
+            "host:0/2",
+            "v1:192.0.2.1:0/2",
+            "",
+        ] {
+            let refused = cluster.fence(bad);
+            let is_refused = matches!(refused, Err(RbdError::Call { error: Errno(libc::EINVAL), .. }));
+            assert!(is_refused, "{bad}: {refused:?}");
+        }
+        cluster.fence(&other.client_address().unwrap()).unwrap();
+        cluster.fence("[2001:db8::7]:0/4294967295").unwrap();
+    }
 
     #[test]
     fn the_address_of_a_client_is_read_as_locks_name_it() {
