@@ -48,7 +48,7 @@ pub(super) struct GroupClient {
     /// Those that are not fenced yet.
     fencing: Option<(Vec<Client>, Duration)>,
     /// Volumes that wait for the map that is being asked for.
-    waiting: Option<(Vec<Activation>, Duration)>,
+    waiting: Pending<Vec<Activation>>,
     /// Volumes that wait for the next one.
     waiting_next: Vec<Activation>,
     watch: Option<NumberedWatch>,
@@ -77,7 +77,7 @@ impl GroupClient {
             reading: None,
             proposing: None,
             fencing: None,
-            waiting: None,
+            waiting: Pending::default(),
             waiting_next: Vec::new(),
             watch: None,
             last_watch: 0,
@@ -200,13 +200,14 @@ impl GroupClient {
     }
 
     fn ask_for_map(&mut self, now: Duration) {
-        if self.waiting.is_some() || self.waiting_next.is_empty() {
+        if self.waiting.call.is_some() || self.waiting_next.is_empty() {
             return;
         }
         let cluster = self.cluster().clone();
         let waiting = std::mem::take(&mut self.waiting_next);
-        match self.map_calls.call(move || Report::LatestMap(cluster.wait_for_latest_map())) {
-            true => self.waiting = Some((waiting, now.saturating_add(MONITOR_TIMEOUT))),
+        let call = self.waiting.next();
+        match self.map_calls.call(move || Report::LatestMap { call, result: cluster.wait_for_latest_map() }) {
+            true => self.waiting.begin(waiting, now.saturating_add(MONITOR_TIMEOUT)),
             false => self.fail_activations(waiting),
         }
     }
@@ -249,11 +250,14 @@ impl GroupClient {
             Report::Fenced { clients, result } => self.on_fenced(now, clients, result),
             Report::FencedAgain(Ok(())) => {}
             Report::FencedAgain(Err(error)) => self.on_error("fencing a client again", &error),
-            Report::LatestMap(result) => {
-                let (waiting, _) = self.waiting.take().unwrap_or_default();
-                match result {
-                    Ok(()) => self.outputs.extend(waiting.into_iter().map(ClientOutput::Activate)),
-                    Err(error) => {
+            Report::LatestMap { call, result } => {
+                match (self.waiting.end(call), result) {
+                    // Who waits by now waits for a newer map.
+                    (None, _) => {}
+                    (Some(waiting), Ok(())) => {
+                        self.outputs.extend(waiting.into_iter().map(ClientOutput::Activate))
+                    }
+                    (Some(waiting), Err(error)) => {
                         self.on_error("the map of the cluster", &error);
                         self.fail_activations(waiting);
                     }
@@ -274,7 +278,7 @@ impl GroupClient {
     }
 
     fn on_read(&mut self, request: RequestId, result: Result<Vec<u8>, RbdError>) {
-        self.reading = None;
+        let _ = self.reading.take_if(|(present, _)| *present == request);
         let table = match result {
             Ok(bytes) if bytes.is_empty() => Ok(None),
             Ok(bytes) => Table::decode(&bytes).map(Some).map_err(|error| error.to_string()),
@@ -296,7 +300,7 @@ impl GroupClient {
     }
 
     fn on_proposed(&mut self, request: RequestId, table: &Table, result: Result<bool, RbdError>) {
-        self.proposing = None;
+        let _ = self.proposing.take_if(|(present, _)| *present == request);
         let outcome = match result {
             Ok(true) => {
                 self.notify(Notice::Changed(table.generation()));
@@ -360,7 +364,7 @@ impl GroupClient {
             self.on_no_answer("fencing a client");
             self.tell(Event::FenceFailed { clients });
         }
-        if let Some((waiting, _)) = self.waiting.take_if(|(_, until)| *until <= now) {
+        if let Some(waiting) = self.waiting.expire(now) {
             self.on_no_answer("the map of the cluster");
             let next = std::mem::take(&mut self.waiting_next);
             self.fail_activations(waiting);
@@ -404,6 +408,41 @@ impl GroupClient {
     }
 }
 
+/// A call that has not returned, with its limit. Calls have numbers, so that the late result of one
+/// that has taken too long is not taken for that of the next one.
+struct Pending<T> {
+    /// Of the latest.
+    number: u64,
+    call: Option<(T, Duration)>,
+}
+
+impl<T> Pending<T> {
+    /// The number of the next call.
+    fn next(&self) -> u64 {
+        self.number.saturating_add(1)
+    }
+
+    fn begin(&mut self, what: T, until: Duration) {
+        (self.number, self.call) = (self.next(), Some((what, until)));
+    }
+
+    /// A call has returned. `None` if it had taken too long.
+    fn end(&mut self, number: u64) -> Option<T> {
+        self.call.take_if(|_| self.number == number).map(|(what, _)| what)
+    }
+
+    /// The call, if it has taken too long.
+    fn expire(&mut self, now: Duration) -> Option<T> {
+        self.call.take_if(|(_, until)| *until <= now).map(|(what, _)| what)
+    }
+}
+
+impl<T> Default for Pending<T> {
+    fn default() -> Pending<T> {
+        Pending { number: 0, call: None }
+    }
+}
+
 /// Counts down when it is dropped.
 struct Closed(Arc<AtomicUsize>);
 
@@ -437,3 +476,23 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a watch that has failed is tried again.
 const WATCH_RETRY: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_result_is_not_that_of_the_next_call() {
+        let second = Duration::from_secs(1);
+        let mut pending = Pending::default();
+        let early = pending.next();
+        pending.begin("early", second);
+        assert_eq!(pending.expire(second / 2), None);
+        assert_eq!(pending.expire(second), Some("early"));
+        let next = pending.next();
+        pending.begin("next", second * 2);
+        assert_eq!(pending.end(early), None);
+        assert_eq!(pending.end(next), Some("next"));
+        assert_eq!(pending.end(next), None);
+    }
+}

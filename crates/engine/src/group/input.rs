@@ -64,7 +64,10 @@ pub(super) enum Report {
         result: Result<(), RbdError>,
     },
     FencedAgain(Result<(), RbdError>),
-    LatestMap(Result<(), RbdError>),
+    LatestMap {
+        call: u64,
+        result: Result<(), RbdError>,
+    },
     /// Of a volume, with what is wrong.
     Volume {
         event: Event,
