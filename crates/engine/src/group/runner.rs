@@ -297,8 +297,10 @@ impl Runner {
             self.volume_problems
                 .retain(|name, _| table.volume(name).is_some_and(|volume| !is_served(volume)));
         }
-        let of_volumes = || self.volume_problems.values().next().cloned();
-        self.problem.clone().or_else(|| self.rival_problem()).or_else(of_volumes)
+        let of_volumes = self.volume_problems.values().take(MAX_TOLD).cloned();
+        let all: Vec<String> =
+            self.problem.iter().cloned().chain(self.rival_problem()).chain(of_volumes).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// Publishes what is known, if that has changed.
@@ -347,3 +349,5 @@ fn drop_late(report: Report) {
 
 /// Shortest time between ticks.
 const MIN_TICK: Duration = Duration::from_millis(5);
+/// Maximum number of volumes whose problems are told at once.
+const MAX_TOLD: usize = 8;

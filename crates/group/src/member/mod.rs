@@ -739,7 +739,7 @@ const MAX_COMMANDS: usize = 16;
 const MAX_OWN_CLIENTS: usize = 16;
 /// How long a member waits before it joins in the place of another process for the second time.
 const RIVAL_FIRST: Duration = Duration::from_secs(5);
-/// Maximum time that it waits. Two times as long in the group, and it waits no longer than at first.
+/// Maximum time that it waits. After twice that time in the group, it begins anew.
 const RIVAL_LIMIT: Duration = Duration::from_secs(300);
 /// Time after an activation in which others follow, before clients are fenced again.
 const FENCE_AGAIN_AFTER: Duration = Duration::from_secs(5);
