@@ -15,6 +15,7 @@ use blockmux_proto::volume_state::{
 use blockmux_rbd::fake_cluster::{FakeCluster, POOL};
 use blockmux_volume::MemVolume;
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -44,12 +45,15 @@ struct Trouble {
     freed: Condvar,
     /// Calls that hang, or have.
     hung: AtomicUsize,
+    /// All calls, with their images.
+    calls: Mutex<Vec<(&'static str, String)>>,
     /// Calls that fail, with their images.
     failing: Mutex<BTreeSet<(&'static str, String)>>,
 }
 
 impl Storage {
     fn call(&self, call: &'static str) -> Result<(), String> {
+        self.trouble.calls.lock().unwrap().push((call, self.name.clone()));
         let mut hanging = self.trouble.hanging.lock().unwrap();
         if hanging.contains(&self.name) {
             self.trouble.hung.fetch_add(1, Ordering::SeqCst);
@@ -114,7 +118,11 @@ impl SharedState for Storage {
 struct TestVolume {
     image: String,
     state: Arc<VolumeState>,
+    ended: Ended,
 }
+
+/// The images whose sessions were asked to end without a change of the volume.
+type Ended = Arc<Mutex<Vec<String>>>;
 
 impl MemberVolume for TestVolume {
     fn image(&self) -> &str {
@@ -132,15 +140,28 @@ impl MemberVolume for TestVolume {
     fn deactivate(&self, begin: &dyn Fn() -> Result<(), String>) -> Result<TurnChange, TurnError<String>> {
         turns::deactivate(&self.state, begin, || Ok(()))
     }
+
+    fn end_fenced(self: Box<Self>) {
+        self.ended.lock().unwrap().push(self.image);
+    }
 }
 
 struct TestMember {
     driver: GroupDriver,
     volumes: Arc<Mutex<BTreeMap<String, Arc<VolumeState>>>>,
     trouble: Arc<Trouble>,
+    ended: Ended,
+    /// By whom its images are opened.
+    client: Arc<MemberClient>,
 }
 
 impl TestMember {
+    /// Number of these calls for a volume.
+    fn calls(&self, call: &'static str, volume: &str) -> usize {
+        let call = (call, format!("pool/{volume}"));
+        self.trouble.calls.lock().unwrap().iter().filter(|made| **made == call).count()
+    }
+
     fn active(&self) -> Vec<String> {
         let volumes = self.volumes.lock().unwrap();
         let active = volumes.iter().filter(|(_, state)| state.serving() == ServingState::Active);
@@ -205,10 +226,11 @@ impl TestGroup {
             ((*name).to_owned(), state)
         };
         let volumes: Arc<Mutex<BTreeMap<_, _>>> = Arc::new(Mutex::new(volumes.iter().map(state).collect()));
-        let found = volumes.clone();
+        let (found, ended) = (volumes.clone(), Ended::default());
+        let noted = ended.clone();
         let find: FindVolume = Arc::new(move |name| {
             let state = found.lock().unwrap().get(name).cloned()?;
-            Some(Box::new(TestVolume { image: format!("pool/{name}"), state }))
+            Some(Box::new(TestVolume { image: format!("pool/{name}"), state, ended: noted.clone() }))
         });
         let options = GroupOptions {
             name: name.to_owned(),
@@ -220,8 +242,9 @@ impl TestGroup {
         };
         let fake = self.images.fake.clone();
         let connect = Arc::new(move || Ok(fake.connect()));
-        let driver = GroupDriver::start(options, connect, Box::new(TurnVolumes::new(find, client))).unwrap();
-        TestMember { driver, volumes, trouble }
+        let turns = Box::new(TurnVolumes::new(find, client.clone()));
+        let driver = GroupDriver::start(options, connect, turns).unwrap();
+        TestMember { driver, volumes, trouble, ended, client }
     }
 
     /// A standby volume of a process.
@@ -322,6 +345,39 @@ fn a_member_that_is_cut_off_serves_nothing_and_the_other_one_everything() {
     assert_eq!(group.images.fake.refused(), std::slice::from_ref(&client));
     eventually("it has noticed, and joins again", || group.serve(&[1, 1]));
     assert_ne!(group.members[1].client(), client);
+    eventually("its sessions were asked to end", || group.members[1].ended.lock().unwrap().len() == 1);
+}
+
+#[test]
+fn a_volume_that_was_replaced_in_the_config_is_not_served_elsewhere_before_it_is_closed() {
+    let group = TestGroup::start(&["a", "b"], &["v0"]);
+    group.add(&["v0"]);
+    group.pin("v0", "a");
+    eventually("it is active", || group.serve(&[1, 0]));
+    let a = &group.members[0];
+    let next = group.volume("v0", &a.client, &a.trouble);
+    let old = a.volumes.lock().unwrap().insert("v0".to_owned(), next).unwrap();
+    let before = group.members[1].calls("acquire", "v0");
+    group.pin("v0", "b");
+    eventually("it serves nothing any longer", || old.serving() == ServingState::Standby);
+    // The group hears of it when it is closed, which releases its lock.
+    group.images.holders.lock().unwrap().clear();
+    drop(old);
+    eventually("it is served by the other one", || group.serve(&[0, 1]));
+    assert_eq!(group.members[1].calls("acquire", "v0"), before + 1, "it was free at once");
+    assert_eq!(group.images.fake.refused(), [""; 0]);
+}
+
+#[test]
+fn a_volume_that_is_active_without_the_group_is_released_before_it_is_activated() {
+    let group = TestGroup::start(&["a"], &["v0"]);
+    let a = &group.members[0];
+    let alone = turns::activate(&a.state("v0"), false, || (), |_| Ok::<_, Infallible>(()));
+    assert_eq!(alone, Ok(TurnChange::Done));
+    group.add(&["v0"]);
+    eventually("it is active", || group.serve(&[1]) && a.calls("acquire", "v0") == 2);
+    assert_eq!(a.calls("release", "v0"), 1);
+    assert_eq!(group.images.fake.refused(), [""; 0]);
 }
 
 #[test]
@@ -384,6 +440,7 @@ fn a_volume_that_was_lost_starts_in_another_epoch() {
     assert_eq!(VolumeState::check_ownership(&Arc::downgrade(&state), || ()), Ok(false));
     eventually("it is active again", || group.serve(&[1]));
     assert!(group.table().volume("v0").unwrap().epoch > before);
+    eventually("its sessions were asked to end", || *group.members[0].ended.lock().unwrap() == ["pool/v0"]);
     assert_eq!(group.images.fake.refused(), [""; 0]);
     // It is closed, and opened again with the next config.
     let name = "v0".to_owned();

@@ -11,7 +11,8 @@ use blockmux_engine::volume::turns::{self, TurnChange, TurnError};
 use blockmux_proto::volume_state::VolumeState;
 use std::sync::{Arc, Weak};
 
-/// Makes the daemon a member of its group, if it has one. It joins when it reaches the cluster.
+/// Makes the daemon a member of its group, if it has one. It joins when it has a connection of its
+/// own; the cluster was there when the images were opened.
 ///
 /// # Errors
 /// If no thread can be started.
@@ -76,5 +77,9 @@ impl MemberVolume for GatewayVolume {
             drop(self.owned.drain_fenced());
         }
         Ok(done)
+    }
+
+    fn end_fenced(self: Box<Self>) {
+        self.owned.let_go();
     }
 }

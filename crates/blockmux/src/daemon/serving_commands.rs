@@ -116,10 +116,15 @@ impl OwnedVolume {
 
     /// Asks the sessions to end that the volume fences for good, and closes what is left of them.
     pub(super) fn end_fenced(&self) {
+        end_all(self.drain_fenced(), &self.wake);
+    }
+
+    /// Does what [`OwnedVolume::end_fenced`] does, and does not keep the volume meanwhile.
+    pub(super) fn let_go(self) {
         let draining = self.drain_fenced();
-        wait(DRAIN_TIMEOUT, || draining.left().is_empty());
-        draining.close();
-        (self.wake)();
+        let OwnedVolume { wake, state, .. } = self;
+        drop(state);
+        end_all(draining, &wake);
     }
 
     /// Asks the sessions to end that the volume fences for good.
@@ -156,6 +161,12 @@ impl OwnedVolume {
             }
         }
     }
+}
+
+fn end_all(draining: Draining, wake: &impl Fn()) {
+    wait(DRAIN_TIMEOUT, || draining.left().is_empty());
+    draining.close();
+    wake();
 }
 
 /// Refuses to change a volume that has a disk on this machine: that is a client without another

@@ -47,6 +47,10 @@ pub trait MemberVolume {
     /// # Errors
     /// If it does not become standby.
     fn deactivate(&self, begin: &dyn Fn() -> Result<(), String>) -> Result<TurnChange, TurnError<String>>;
+
+    /// Asks the sessions to end that the volume fences for good, and closes what is left of them
+    /// after some seconds. Does not keep the volume meanwhile.
+    fn end_fenced(self: Box<Self>);
 }
 
 /// Finds the volume of a name; `None` if the daemon has none. May wait.
@@ -58,7 +62,7 @@ pub struct TurnVolumes {
     /// By which the volumes' images are opened.
     client: Arc<MemberClient>,
     turn: Option<Arc<Turn>>,
-    /// Threads that have not ended.
+    /// Threads that have not ended, of all turns.
     running: Arc<AtomicUsize>,
 }
 
@@ -66,6 +70,8 @@ pub struct TurnVolumes {
 struct Turn {
     is_over: AtomicBool,
     reports: VolumeReports,
+    find: FindVolume,
+    running: Arc<AtomicUsize>,
     /// Those that were ever to become active, by name.
     volumes: Mutex<BTreeMap<String, TurnVolume>>,
     /// Called when the cluster refuses the client.
@@ -73,6 +79,8 @@ struct Turn {
 }
 
 struct TurnVolume {
+    /// That of the volume that was to become active: another one may have its name by now, with
+    /// another config.
     state: Weak<VolumeState>,
     /// While it is active.
     active: Option<Epoch>,
@@ -85,24 +93,6 @@ impl TurnVolumes {
     pub fn new(find: FindVolume, client: Arc<MemberClient>) -> TurnVolumes {
         TurnVolumes { find, client, turn: None, running: Arc::default() }
     }
-
-    /// Does something for a volume on a thread of its own.
-    ///
-    /// # Errors
-    /// If there is no thread for it.
-    fn spawn(&self, run: impl FnOnce(&Turn) + Send + 'static) -> Result<(), String> {
-        let Some(turn) = self.turn.clone() else { return Ok(()) };
-        let running = Running(self.running.clone());
-        if self.running.fetch_add(1, Ordering::SeqCst) >= MAX_THREADS {
-            return Err(format!("{MAX_THREADS} earlier calls have not ended"));
-        }
-        let run = move || {
-            run(&turn);
-            drop(running);
-        };
-        let spawned = thread::Builder::new().name("group volume".to_owned()).spawn(run);
-        spawned.map(drop).map_err(|error| format!("no thread: {error}"))
-    }
 }
 
 impl GroupVolumes for TurnVolumes {
@@ -112,6 +102,8 @@ impl GroupVolumes for TurnVolumes {
         let turn = Arc::new(Turn {
             is_over: AtomicBool::new(false),
             reports,
+            find: self.find.clone(),
+            running: self.running.clone(),
             volumes: Mutex::default(),
             _on_blocklisted: on_blocklisted.clone(),
         });
@@ -126,25 +118,20 @@ impl GroupVolumes for TurnVolumes {
     }
 
     fn activate(&mut self, activation: Activation) {
+        let Some(turn) = &self.turn else { return };
         let Activation { volume, epoch, .. } = activation.clone();
-        let find = self.find.clone();
-        if let Err(why) = self.spawn(move |turn| turn.activate(&find, &activation))
-            && let Some(turn) = &self.turn
-        {
+        if let Err(why) = turn.spawn(move |turn| turn.activate(&activation)) {
             turn.reports.activation_failed(&volume, epoch, &why);
         }
     }
 
     fn deactivate(&mut self, volume: &str, epoch: Epoch) {
-        let (find, name) = (self.find.clone(), volume.to_owned());
-        if let Some(turn) = &self.turn
-            && let Some(own) = turn.volumes().get_mut(volume)
-        {
+        let Some(turn) = &self.turn else { return };
+        if let Some(own) = turn.volumes().get_mut(volume) {
             own.active = None;
         }
-        if let Err(why) = self.spawn(move |turn| turn.deactivate(&find, &name, epoch))
-            && let Some(turn) = &self.turn
-        {
+        let name = volume.to_owned();
+        if let Err(why) = turn.spawn(move |turn| turn.deactivate(&name, epoch)) {
             turn.renounce(&format!("volume '{volume}' cannot become standby: {why}"));
         }
     }
@@ -152,11 +139,13 @@ impl GroupVolumes for TurnVolumes {
     fn end_io(&mut self) {
         let Some(turn) = self.turn.take() else { return };
         turn.is_over.store(true, Ordering::SeqCst);
-        for volume in turn.volumes().values() {
-            if let Some(state) = volume.state.upgrade() {
-                state.abandon();
+        let mut ended = Vec::new();
+        for (name, volume) in turn.volumes().iter() {
+            if volume.state.upgrade().is_some_and(|state| state.abandon()) {
+                ended.push((name.clone(), volume.state.clone()));
             }
         }
+        ended.into_iter().for_each(|(name, state)| turn.end_fenced(name, state));
         // Elsewhere, because its last user disconnects, which may block.
         let client = self.client.take();
         let _ = thread::Builder::new().name("group close".to_owned()).spawn(move || drop(client));
@@ -166,6 +155,38 @@ impl GroupVolumes for TurnVolumes {
 impl Turn {
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<String, TurnVolume>> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does something for a volume on a thread of its own.
+    ///
+    /// # Errors
+    /// If there is no thread for it.
+    fn spawn(self: &Arc<Turn>, run: impl FnOnce(&Arc<Turn>) + Send + 'static) -> Result<(), String> {
+        let (turn, running) = (self.clone(), Running(self.running.clone()));
+        if self.running.fetch_add(1, Ordering::SeqCst) >= MAX_THREADS {
+            return Err(format!("{MAX_THREADS} earlier calls have not ended"));
+        }
+        let run = move || {
+            run(&turn);
+            drop(running);
+        };
+        let spawned = thread::Builder::new().name("group volume".to_owned()).spawn(run);
+        spawned.map(drop).map_err(|error| format!("no thread: {error}"))
+    }
+
+    /// Has the sessions end whose epoch has ended with a volume's turn, so that their clients
+    /// connect again, to another gateway or to this one.
+    fn end_fenced(self: &Arc<Turn>, volume: String, state: Weak<VolumeState>) {
+        let end = move |turn: &Arc<Turn>| {
+            let found = (turn.find)(&volume);
+            if let Some(found) = found.filter(|found| is_same(&state, found.state())) {
+                found.end_fenced();
+            }
+        };
+        // The next activation ends them otherwise.
+        if let Err(why) = self.spawn(end) {
+            warn!("group: sessions of a volume do not end: {why}");
+        }
     }
 
     /// # Errors
@@ -185,24 +206,28 @@ impl Turn {
         }
     }
 
-    fn activate(&self, find: &FindVolume, Activation { volume, image, epoch }: &Activation) {
+    fn activate(&self, Activation { volume, image, epoch }: &Activation) {
         let failed = |why: &str| self.reports.activation_failed(volume, *epoch, why);
-        let Some(found) = find(volume) else {
+        let Some(found) = (self.find)(volume) else {
             return failed("this gateway does not have it; add it to its config");
         };
         if found.image() != image {
             let own = found.image();
             return failed(&format!("this gateway has another image, {own}, and the group has {image}"));
         }
-        let state = Arc::downgrade(found.state());
-        self.volumes().insert(volume.clone(), TurnVolume { state, active: None });
+        if !self.begin(volume, found.state()) {
+            return failed("what the config before had under this name is still in use");
+        }
         // Who ends the turn ends what has begun: it begins only if the turn is not over.
         match found.activate(&|| self.check()) {
-            Ok(TurnChange::Nothing) => {
-                // By whom its image was opened is unknown.
-                found.state().abandon();
-                failed("it was active without the group");
-            }
+            // By whom its image was opened is unknown.
+            Ok(TurnChange::Nothing) => match found.deactivate(&|| self.check()) {
+                Ok(_) => failed("it was active without the group, and is standby now"),
+                Err(error) => {
+                    found.state().abandon();
+                    self.renounce(&format!("volume '{volume}' was active without the group: {error}"));
+                }
+            },
             Ok(TurnChange::Done | TurnChange::EndsSessions) => {
                 info!("`{volume}` is active");
                 // Under the lock, so that it is not lost before.
@@ -217,44 +242,93 @@ impl Turn {
         }
     }
 
-    fn deactivate(&self, find: &FindVolume, volume: &str, epoch: Epoch) {
-        // One that was removed from the config is closed, which releases it.
-        while let Some(found) = find(volume) {
-            let Err(error) = found.deactivate(&|| self.check()) else { break };
-            match found.state().serving() {
-                ServingState::Standby if error.may_own() => {
-                    return self.renounce(&format!("volume '{volume}': {error}"));
+    /// Notes which volume is to become active. Returns whether another one that had its name is
+    /// closed: its lock is released with it, and what is in flight ends before.
+    fn begin(&self, volume: &str, state: &Arc<VolumeState>) -> bool {
+        let mut volumes = self.volumes();
+        let before = volumes.get(volume).and_then(|own| own.state.upgrade());
+        if let Some(before) = before.filter(|before| !Arc::ptr_eq(before, state)) {
+            before.abandon();
+            return false;
+        }
+        let state = Arc::downgrade(state);
+        volumes.insert(volume.to_owned(), TurnVolume { state, active: None });
+        true
+    }
+
+    fn deactivate(&self, volume: &str, epoch: Epoch) {
+        let activated = self.volumes().get(volume).map(|own| own.state.clone());
+        let mut said = String::new();
+        while let Some(why) = self.step_down(volume, activated.as_ref()) {
+            match why {
+                NotStandby::Renounced => return,
+                NotStandby::Yet(why) if said != why => {
+                    warn!("group: volume '{volume}' does not become standby yet: {why}");
+                    said = why;
                 }
-                ServingState::Standby => break,
-                ServingState::Active | ServingState::Transitioning => {}
+                NotStandby::Yet(_) => {}
             }
             if self.check().is_err() {
                 return;
             }
-            warn!("group: volume '{volume}' does not become standby yet: {error}");
             thread::park_timeout(RETRY);
         }
         info!("`{volume}` is standby");
         self.reports.deactivated(volume, epoch);
     }
 
+    /// Makes the volume standby that was activated, of which others may have the name by now.
+    /// Returns why it is not, if it is not.
+    fn step_down(&self, volume: &str, activated: Option<&Weak<VolumeState>>) -> Option<NotStandby> {
+        let found = (self.find)(volume);
+        let Some(found) = found.filter(|found| activated.is_none_or(|own| is_same(own, found.state())))
+        else {
+            // One that was removed from the config is closed, which releases it.
+            let state = activated.and_then(Weak::upgrade)?;
+            state.abandon();
+            return Some(NotStandby::Yet("it was removed from the config, and is still in use".to_owned()));
+        };
+        let error = found.deactivate(&|| self.check()).err()?;
+        match found.state().serving() {
+            ServingState::Standby if error.may_own() => {
+                self.renounce(&format!("volume '{volume}': {error}"));
+                Some(NotStandby::Renounced)
+            }
+            ServingState::Standby => None,
+            ServingState::Active | ServingState::Transitioning => Some(NotStandby::Yet(error.to_string())),
+        }
+    }
+
     /// Looks for volumes that are active no longer without having been asked, until it is over.
-    fn watch(&self) {
+    fn watch(self: &Arc<Turn>) {
         while self.check().is_ok() {
-            let mut volumes = self.volumes();
-            for (name, volume) in volumes.iter_mut() {
+            let mut lost = Vec::new();
+            for (name, volume) in self.volumes().iter_mut() {
                 let is_active = |state: Arc<VolumeState>| state.serving() == ServingState::Active;
                 if !volume.state.upgrade().is_some_and(is_active)
                     && let Some(epoch) = volume.active.take()
                 {
                     let why = "another client has taken its image, or it was removed from the config";
                     self.reports.lost(name, epoch, why);
+                    lost.push((name.clone(), volume.state.clone()));
                 }
             }
-            drop(volumes);
+            lost.into_iter().for_each(|(name, state)| self.end_fenced(name, state));
             thread::park_timeout(LOOK_EVERY);
         }
     }
+}
+
+/// Why a volume is not standby.
+enum NotStandby {
+    /// It is tried again.
+    Yet(String),
+    /// The group fences the client.
+    Renounced,
+}
+
+fn is_same(own: &Weak<VolumeState>, found: &Arc<VolumeState>) -> bool {
+    std::ptr::eq(own.as_ptr(), Arc::as_ptr(found))
 }
 
 /// Counts down when it is dropped.
