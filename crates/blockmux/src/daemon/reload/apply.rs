@@ -38,7 +38,7 @@ use crate::volume_kinds::flush;
 use crate::volume_kinds::open::Populate;
 use blockmux_engine::serve::sessions::{NOT_IN_CONFIG, SessionInfo};
 use blockmux_proto::exports::{Export, Exports, Removed, VolumeId};
-use blockmux_proto::volume_state::{Settling, VolumeState};
+use blockmux_proto::volume_state::{Promotion, Settling, VolumeState};
 use blockmux_volume::{ResizeError, Volume, VolumeLimits};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -122,17 +122,20 @@ impl Reloader {
             let mut changing = self.begin_change();
             // Another change may have come in between, which the plan does not know.
             if Arc::ptr_eq(&self.config.get(), &config) {
-                if let Err(refused) = self.check_again(&config, &prepared) {
-                    drop(changing);
-                    self.undo(prepared, step)?;
-                    return Err(refused);
-                }
+                let standby = match self.check_again(&config, &prepared) {
+                    Ok(standby) => standby,
+                    Err(refused) => {
+                        drop(changing);
+                        self.undo(prepared, step)?;
+                        return Err(refused);
+                    }
+                };
                 let detached = self.detached(&prepared.plan, prepared.edits.as_ref());
                 let (answer, turn) = (prepared.answer.clone(), prepared.kept.turn.take());
                 let (disks, resized) = (prepared.plan.disks.clone(), prepared.kept.resized.lines());
                 let (mut report, removed) = self.commit(&mut changing, &config, prepared, &new);
                 // Other commands need not wait for the I/O and the flush of removed volumes.
-                drop((changing, turn));
+                drop((changing, turn, standby));
                 let (late, attached) = self.attach_missing(&config.running, &disks, step);
                 report.warnings.extend(late);
                 drop(held);
@@ -153,12 +156,14 @@ impl Reloader {
     }
 
     /// Checks what clients may have changed since the preparation, which takes long if a path
-    /// hangs: whether data in RAM is lost, and sessions lose what they use.
-    fn check_again(&self, config: &RunningConfig, prepared: &Prepared) -> Result<(), ApiError> {
+    /// hangs: whether data in RAM is lost, and sessions lose what they use. Also whether the group
+    /// serves a volume here that is closed; the result keeps it from doing so.
+    fn check_again(&self, config: &RunningConfig, prepared: &Prepared) -> Result<Vec<Promotion>, ApiError> {
         let Prepared { setup, desired, plan, edits, .. } = prepared;
-        let kept = self.check_memory_kept(config, plan);
-        kept.map_err(|what| ApiError::invalid(setup.located(Failure::request(what))))?;
-        self.check_consent(config, edits.as_ref(), (setup, desired, plan))
+        let kept = self.check_memory_kept(config, plan).and_then(|()| self.keep_standby(config, plan));
+        let kept = kept.map_err(|what| ApiError::invalid(setup.located(Failure::request(what))))?;
+        self.check_consent(config, edits.as_ref(), (setup, desired, plan))?;
+        Ok(kept)
     }
 
     /// Checks that edits take away nothing that sessions use now, unless they may.
@@ -454,6 +459,7 @@ impl Reloader {
         is_forced: bool,
     ) -> Result<(), ApiError> {
         self.check_memory_kept(config, plan).map_err(ApiError::invalid)?;
+        drop(self.keep_standby(config, plan).map_err(ApiError::invalid)?);
         let is_lost = |name: &String| is_forced && plan.given_up.as_ref() == Some(name);
         for (name, _) in plan.steps.iter().filter(|(name, step)| step.closes() && !is_lost(name)) {
             let Some((id, _)) = self.exports.find(name).filter(|(id, _)| !kept.looked_at.contains(id)) else {
