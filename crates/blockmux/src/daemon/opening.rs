@@ -172,23 +172,51 @@ impl VolumeOpener {
 /// If it cannot be owned, and no daemon was active before.
 fn own(opened: &Opened, named: &NamedVolume, turn: Option<&KnownTurn>) -> Result<bool, Failure> {
     let (name, spec) = (&named.name, &named.entry.spec);
-    // Only the client of the group's member may own it, which this is not.
-    if opened.image.as_ref().is_some_and(OpenImage::is_of_group) {
-        return Ok(true);
+    let image = opened.image.as_ref();
+    let begins = FirstTurn::of(
+        image.is_some_and(OpenImage::is_of_group),
+        image.is_some_and(OpenImage::is_standby),
+        turn.map(|turn| &turn.generations[..]),
+    );
+    match begins {
+        FirstTurn::Standby => Ok(true),
+        FirstTurn::AsSpecified => opened.own_now(spec, true).map(|()| false),
+        FirstTurn::Continued => {
+            // Nobody has decided that a daemon is shut out which has got the image meanwhile.
+            let owned = opened.own_now(spec, false);
+            if let Err(failure) = &owned {
+                warn!("`{name}` is standby, because this process cannot own the image: {failure}");
+            }
+            Ok(owned.is_err())
+        }
     }
-    let Some(turn) = turn else {
-        let is_standby = opened.image.as_ref().is_some_and(OpenImage::is_standby);
-        return if is_standby { Ok(true) } else { opened.own_now(spec, true).map(|()| false) };
-    };
-    if turn.generations.is_empty() {
-        return Ok(true);
+}
+
+/// How a process begins to export an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FirstTurn {
+    /// It does not own the image.
+    Standby,
+    /// It owns the image as the spec says, or does not begin.
+    AsSpecified,
+    /// It continues a turn of the daemon from which it takes over, if it can.
+    Continued,
+}
+
+impl FirstTurn {
+    /// `generations` are those of the daemon from which it takes over, if it does: none if that was
+    /// standby.
+    fn of(is_of_group: bool, is_standby: bool, generations: Option<&[u64]>) -> FirstTurn {
+        match generations {
+            // Only the client of the group's member may own it, which opens it later: of another
+            // one the group knows nothing, and its fence would not reach it.
+            _ if is_of_group => FirstTurn::Standby,
+            Some([]) => FirstTurn::Standby,
+            Some(_) => FirstTurn::Continued,
+            None if is_standby => FirstTurn::Standby,
+            None => FirstTurn::AsSpecified,
+        }
     }
-    // Nobody has decided that a daemon is shut out which has got the image meanwhile.
-    let owned = opened.own_now(spec, false);
-    if let Err(failure) = &owned {
-        warn!("`{name}` is standby, because this process cannot own the image: {failure}");
-    }
-    Ok(owned.is_err())
 }
 
 /// Whether daemons serve an image of this spec in turns.
@@ -249,6 +277,16 @@ mod tests {
         assert!(check_blocks(&NBD, &NULL, &info(1 << 16)).is_ok());
         let failure = check_blocks(&NBD, &NULL, &info(1 << 17)).unwrap_err().to_string();
         assert!(failure.starts_with("null:1: has blocks of 131072 bytes"), "{failure}");
+    }
+
+    #[test]
+    fn a_takeover_continues_a_turn_unless_the_image_is_of_a_group_now() {
+        let of = |is_of_group, generations| FirstTurn::of(is_of_group, true, generations);
+        assert_eq!(of(false, Some(&[7])), FirstTurn::Continued);
+        assert_eq!(of(true, Some(&[7])), FirstTurn::Standby);
+        assert_eq!([of(false, Some(&[])), of(false, None), of(true, None)], [FirstTurn::Standby; 3]);
+        assert_eq!(FirstTurn::of(false, false, None), FirstTurn::AsSpecified);
+        assert_eq!(FirstTurn::of(false, false, Some(&[])), FirstTurn::Standby);
     }
 
     #[test]
