@@ -8,8 +8,7 @@ use blockmux_group::table::ConfiguredVolume;
 use blockmux_group::{Command, Refusal, Settings};
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
@@ -22,11 +21,48 @@ pub(in crate::daemon) struct GroupSlot(Mutex<Option<Arc<GroupMember>>>);
 pub(in crate::daemon) struct GroupMember {
     pub(super) config: GroupConfig,
     pub(super) driver: GroupDriver,
-    is_leaving: AtomicBool,
+    news: MemberNews,
+}
+
+/// What wakes the thread that adds volumes.
+#[derive(Default)]
+struct MemberNews {
+    told: Mutex<Told>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Told {
+    /// The config may have other volumes.
+    has_changed: bool,
+    is_leaving: bool,
+}
+
+impl MemberNews {
+    fn tell(&self, change: impl FnOnce(&mut Told)) {
+        change(&mut self.told.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
+    }
+
+    /// Waits until the config has changed or the member leaves, at most for `limit` if there is
+    /// one. Returns whether the member stays.
+    fn wait(&self, limit: Option<Duration>) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = |told: &mut Told| !told.has_changed && !told.is_leaving;
+        let mut told = match limit {
+            Some(limit) => {
+                let waited = self.changed.wait_timeout_while(told, limit, is_old);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => self.changed.wait_while(told, is_old).unwrap_or_else(PoisonError::into_inner),
+        };
+        told.has_changed = false;
+        !told.is_leaving
+    }
 }
 
 impl GroupSlot {
-    /// The member; `None` if the daemon is in no group, or stops.
+    /// The member, also while it leaves; `None` if the daemon is in no group.
     pub(in crate::daemon) fn get(&self) -> Option<Arc<GroupMember>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -35,15 +71,22 @@ impl GroupSlot {
     /// a member. Waits for that for [`LEAVE_LIMIT`] and some seconds at most; what is left then is
     /// standby at once, and others take it over.
     pub(in crate::daemon) fn leave(&self) {
-        let member = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(member) = member {
+        if let Some(member) = self.get() {
             member.leave();
+        }
+    }
+
+    /// Tells the member that the config may have other volumes.
+    pub(in crate::daemon) fn config_changed(&self) {
+        if let Some(member) = self.get() {
+            member.news.tell(|told| told.has_changed = true);
         }
     }
 
     /// The daemon is this member from now on.
     pub(in crate::daemon) fn set(&self, member: Arc<GroupMember>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(member);
+        self.config_changed();
     }
 }
 
@@ -79,8 +122,8 @@ impl GroupMember {
         let ServedVolumes { find, list, client } = served;
         let connect = connect_to(config.cluster(), privileges::keep_only_reading);
         let driver = GroupDriver::start(options, connect, Box::new(TurnVolumes::new(find, client)))?;
-        let is_leaving = AtomicBool::new(false);
-        let member = Arc::new(GroupMember { config: config.clone(), driver, is_leaving });
+        let news = MemberNews::default();
+        let member = Arc::new(GroupMember { config: config.clone(), driver, news });
         let own = member.clone();
         thread::Builder::new().name("group add".to_owned()).spawn(move || own.add_volumes(&list))?;
         Ok(member)
@@ -95,14 +138,18 @@ impl GroupMember {
     /// operator removes from the group does not come back while the daemon runs.
     fn add_volumes(&self, list: &ListVolumes) {
         let mut added = BTreeSet::new();
-        while !self.is_leaving.load(Ordering::SeqCst) {
+        loop {
             let Some(volumes) = list() else { return };
             added.retain(|volume| volumes.contains(volume));
             let new: Vec<_> = volumes.iter().filter(|volume| !added.contains(*volume)).cloned().collect();
             if !new.is_empty() && self.status().incarnation.is_some() {
                 added.extend(self.add(new));
             }
-            thread::park_timeout(LOOK_EVERY);
+            // Nothing says when it belongs to the group.
+            let is_done = volumes.iter().all(|volume| added.contains(volume));
+            if !self.news.wait((!is_done).then_some(RETRY)) {
+                return;
+            }
         }
     }
 
@@ -132,7 +179,7 @@ impl GroupMember {
     }
 
     fn leave(&self) {
-        self.is_leaving.store(true, Ordering::SeqCst);
+        self.news.tell(|told| told.is_leaving = true);
         let member = self.config.member.clone();
         if self.status().incarnation.is_some() {
             info!("group: leaving; other gateways take the volumes over");
@@ -165,5 +212,40 @@ impl GroupMember {
 
 /// Time for the volumes to move to other members when the daemon stops.
 const LEAVE_LIMIT: Duration = Duration::from_secs(20);
-/// Time between two looks whether the config has other volumes.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Time after which volumes that were not added are added again.
+const RETRY: Duration = Duration::from_millis(500);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_has_left_is_still_told_of() {
+        let config =
+            "name = 'gw'\nmember = 'a'\naddress = '192.0.2.1'\npool = 'rbd'\nconf = '/dev/null/conf'";
+        let config: GroupConfig = toml::from_str(config).unwrap();
+        let find: FindVolume = Arc::new(|_| None);
+        let served = ServedVolumes { find, list: Box::new(|| Some(Vec::new())), client: Arc::default() };
+        let slot = GroupSlot::default();
+        slot.set(GroupMember::start(&config, served).unwrap());
+        slot.leave();
+        let left = slot.get().unwrap();
+        assert_eq!(left.cluster_status().member, "a");
+        assert_eq!(left.driver.command(Command::Drain { member: "a".to_owned() }), Err(Refusal::NotMember));
+    }
+
+    #[test]
+    fn volumes_are_looked_for_when_the_config_has_changed_until_the_member_leaves() {
+        let news = MemberNews::default();
+        news.tell(|told| told.has_changed = true);
+        assert!(news.wait(None));
+        assert!(news.wait(Some(Duration::ZERO)), "nothing has changed");
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| news.wait(None));
+            news.tell(|told| told.is_leaving = true);
+            assert!(!waits.join().unwrap());
+        });
+        news.tell(|told| told.has_changed = true);
+        assert!(!news.wait(None), "it leaves");
+    }
+}

@@ -343,6 +343,7 @@ impl Reloader {
         let without_tcp = changing.listeners.iter().filter(|own| own.is_without_tcp());
         let without_tcp = without_tcp.map(|own| own.listener.place.clone()).collect();
         self.config.set(Arc::new(RunningConfig { listeners, without_tcp, ..config }));
+        self.group.config_changed();
     }
 
     /// Starts each protocol that has listeners and is not served yet.
