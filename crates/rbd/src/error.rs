@@ -115,8 +115,8 @@ pub enum RbdError {
     },
     /// Another client has acquired the image's lock.
     #[error(
-        "another client owns the image: {owner}; stop it, or take the image from it (exclusive=take, ctl activate \
-         --take), which has the cluster refuse all of its requests"
+        "another client owns the image: {owner}; stop it, or have the cluster refuse all of its requests \
+         (exclusive=take, ctl activate --take, or 'ceph osd blocklist add {owner}' for an image of a gateway group)"
     )]
     Owned {
         /// Its address.

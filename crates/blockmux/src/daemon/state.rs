@@ -96,7 +96,7 @@ pub(super) fn load(
             let (state, stored) = begin_turn(&image.volume, place, name).map_err(wrong)?;
             let is_standby = stored.is_none();
             let object = state.name();
-            let made = owned(&image.volume, name, volume, identity, (state, stored));
+            let made = owned(image, name, volume, identity, (state, stored));
             let volume_state = made.map_err(|error| wrong(format!("object {object} {error}")))?;
             match place.turn {
                 Some(turn) if !is_standby => {
@@ -189,33 +189,37 @@ fn continue_turn<S>(
 /// The state of an image that one process owns at a time, this one now if its reservations are
 /// known.
 fn owned(
-    image: &Arc<RbdVolume>,
+    image: &OpenImage,
     name: &str,
     volume: Arc<dyn Volume>,
     identity: VolumeIdentity,
     (state, stored): (Arc<RadosState>, Option<StoredState>),
 ) -> Result<Arc<VolumeState>, ReservationImageError> {
-    let ownership = RbdOwnership::new(image.clone(), state.clone(), privileges::keep_only_reading);
+    let ownership = RbdOwnership::new(image.volume.clone(), state.clone(), privileges::keep_only_reading);
     let volume_state = VolumeState::owned(volume, identity, ownership.clone(), state, stored.as_ref())?;
-    let (lost, name, refused_name) = (Arc::downgrade(&volume_state), name.to_owned(), name.to_owned());
+    let (lost, text) = (Arc::downgrade(&volume_state), lost_text(name, image.is_of_group()));
+    let (refused, refused_text, name) = (lost.clone(), text.clone(), name.to_owned());
     ownership.on_lost(move || {
         if lost.upgrade().is_some_and(|volume_state| volume_state.lose()) {
-            warn!("{}", lost_text(&name));
+            warn!("{text}");
         }
     });
-    let (refused, name) = (Arc::downgrade(&volume_state), refused_name);
     ownership.on_refused(move || {
-        if let Err(error) = VolumeState::check_ownership(&refused, || warn!("{}", lost_text(&name))) {
+        if let Err(error) = VolumeState::check_ownership(&refused, || warn!("{refused_text}")) {
             warn!("`{name}`: I/O was refused, and the cluster does not tell who owns the image: {error}");
         }
     });
     Ok(volume_state)
 }
 
-fn lost_text(name: &str) -> String {
+fn lost_text(name: &str, is_of_group: bool) -> String {
+    let next = match is_of_group {
+        true => "the group of gateways decides who serves it next",
+        false => "'ctl activate' takes it back",
+    };
     format!(
         "`{name}`: another client has taken the image: the volume is standby, and sessions that use it must connect \
-         again; 'ctl activate' takes it back"
+         again; {next}"
     )
 }
 
@@ -359,6 +363,12 @@ mod tests {
         let damaged = KnownTurn { reservations: vec![1], ..turn(&[7]) };
         let continued = continue_turn(|| Ok(((), stored(7, FOUND))), |_, _| Ok(None), &damaged);
         assert!(continued.is_err_and(|error| error.starts_with("what the daemon before has sent")));
+    }
+
+    #[test]
+    fn who_serves_a_lost_volume_next_is_said() {
+        assert!(lost_text("a", false).ends_with("'ctl activate' takes it back"));
+        assert!(lost_text("a", true).ends_with("the group of gateways decides who serves it next"));
     }
 
     const FOUND: &[u8] = b"what was found";
