@@ -5,6 +5,7 @@ use super::commands::edits_of;
 use super::edit::edited;
 use super::edits::{ChangeProgress, Edits};
 use super::fragment;
+use super::group_closing::keep_closed_standby;
 use super::kept_work::{KeptWork, OpenedVolume};
 use super::model::Model;
 use super::open_twice::other_writer;
@@ -160,7 +161,8 @@ impl Reloader {
     /// serves a volume here that is closed; the result keeps it from doing so.
     fn check_again(&self, config: &RunningConfig, prepared: &Prepared) -> Result<Vec<Promotion>, ApiError> {
         let Prepared { setup, desired, plan, edits, .. } = prepared;
-        let kept = self.check_memory_kept(config, plan).and_then(|()| self.keep_standby(config, plan));
+        let kept =
+            self.check_memory_kept(config, plan).and_then(|()| keep_closed_standby(self, config, plan));
         let kept = kept.map_err(|what| ApiError::invalid(setup.located(Failure::request(what))))?;
         self.check_consent(config, edits.as_ref(), (setup, desired, plan))?;
         Ok(kept)
@@ -459,7 +461,7 @@ impl Reloader {
         is_forced: bool,
     ) -> Result<(), ApiError> {
         self.check_memory_kept(config, plan).map_err(ApiError::invalid)?;
-        drop(self.keep_standby(config, plan).map_err(ApiError::invalid)?);
+        drop(keep_closed_standby(self, config, plan).map_err(ApiError::invalid)?);
         let is_lost = |name: &String| is_forced && plan.given_up.as_ref() == Some(name);
         for (name, _) in plan.steps.iter().filter(|(name, step)| step.closes() && !is_lost(name)) {
             let Some((id, _)) = self.exports.find(name).filter(|(id, _)| !kept.looked_at.contains(id)) else {

@@ -18,6 +18,7 @@ mod edits;
 pub(super) mod fragment;
 #[cfg(test)]
 mod generated;
+mod group_closing;
 pub(super) mod group_volumes;
 mod json;
 mod kept_work;
@@ -339,10 +340,9 @@ impl Reloader {
     fn publish(&self, changing: &Changing<'_>, config: RunningConfig) {
         self.mdns.announce(changing.listeners.iter().map(|own| &own.listener));
         let listeners = changing.listeners.iter().map(|own| (own.asked.clone(), own.listener.clone()));
-        let listeners = listeners.collect();
         let without_tcp = changing.listeners.iter().filter(|own| own.is_without_tcp());
         let without_tcp = without_tcp.map(|own| own.listener.place.clone()).collect();
-        self.config.set(Arc::new(RunningConfig { listeners, without_tcp, ..config }));
+        self.config.set(Arc::new(RunningConfig { listeners: listeners.collect(), without_tcp, ..config }));
         self.group.config_changed();
     }
 

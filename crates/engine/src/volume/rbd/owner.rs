@@ -40,8 +40,8 @@ impl RbdVolume {
         released.inspect_err(|error| note_blocklisted(image.cluster(), error))
     }
 
-    /// Owns an image of the volume as [`RbdVolume::own`] does. If that succeeds too late, the image is released
-    /// again. `held` is dropped when the cluster has answered.
+    /// Owns an image of the volume as [`RbdVolume::own`] does. If that succeeds too late, the image
+    /// is released again. `held` is dropped when the cluster has answered.
     fn own_during(
         &self,
         image: Arc<Image>,
