@@ -126,8 +126,15 @@ impl ReservationChange {
                 return Ok(false);
             }
             let mut reservations = table.reservations.clone();
-            let made = change(&table, &mut reservations);
-            let notices = made.inspect_err(|_| volume_state.note_conflict()).map_err(NotChanged::Refused)?;
+            let notices = match change(&table, &mut reservations) {
+                Ok(notices) => notices,
+                Err(refused) => {
+                    // It may start a thread.
+                    drop(table);
+                    volume_state.note_conflict();
+                    return Err(NotChanged::Refused(refused));
+                }
+            };
             // An owner that is shut out may not know it: the storage refuses what it stores.
             let must_store =
                 volume_state.ownership.is_some() || table.reservations.persists || reservations.persists;
