@@ -35,7 +35,7 @@
 //! A request of the queue pair of an established connection says that its peer has lost that one:
 //! it was restarted, and draws the same numbers again. The request goes to that connection, which
 //! rejects it, and asks its peer by a packet that a live one acknowledges. Linux ends the old
-//! connection at once (`cm_match_req`), so whoever forges a request with the right number ends it.
+//! connection at once (`cm_match_req`), so a forged request with the right number ends it.
 //! Here that takes as long as with any peer that does not answer, and a live peer notices nothing.
 //! Connections that are not established yet do not count, or forged ones would keep a host out.
 
@@ -436,7 +436,7 @@ impl RocePort {
     }
 }
 
-/// The answer to a message about a connection that does not exist, or not any more, if there is
+/// The answer to a message about a connection that does not exist, or no longer does, if there is
 /// one: a release is confirmed, and a reply is rejected. It is as long as the message.
 fn answer_of_nobody(transaction_id: u64, message: &CmMessage<'_>) -> Option<Vec<u8>> {
     let local_comm_id = U32::new(message.remote_comm_id().unwrap_or_default());
