@@ -2,18 +2,20 @@
 //! drivers in one process, whose clients are cut off, refused, or hang in calls as a test chooses.
 //! `group_cluster.rs` has the tests with a cluster.
 
+mod group_members;
+
 use blockmux_engine::group::{
     Activation, GroupDriver, GroupOptions, GroupStatus, GroupVolumes, VolumeReports,
 };
 use blockmux_group::table::ConfiguredVolume;
-use blockmux_group::{Client, Command, Epoch, Incarnation, Place, Refusal, Settings, Table};
+use blockmux_group::{Client, Command, Epoch, Incarnation, Place, Refusal, Table};
 use blockmux_rbd::cluster::Cluster;
 use blockmux_rbd::error::{Errno, RbdError};
 use blockmux_rbd::fake_cluster::{FakeCluster, POOL};
+use group_members::{eventually, settings};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 /// Images in memory: who has the lock of each, by the rules of the cluster.
 #[derive(Clone, Default)]
@@ -204,29 +206,6 @@ impl TestGroup {
 fn configure() -> Command {
     let volume = |nth| ConfiguredVolume::new(&format!("v{nth}"), &format!("image of v{nth}"));
     Command::Configure { version: 1, volumes: (0..VOLUMES).map(volume).collect() }
-}
-
-/// Members are suspected after a second, which also a busy machine does not make them miss.
-fn settings() -> Settings {
-    Settings {
-        beat_every: Duration::from_millis(50),
-        read_every: Duration::from_millis(500),
-        suspect_after: 20,
-        isolated_after: Duration::from_secs(4),
-        stable_after: 5,
-        forgive_after: 1000,
-        move_every: Duration::from_millis(50),
-        retry_every: Duration::from_millis(50),
-    }
-}
-
-/// Asks until it is so; fails after a minute.
-fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}: it does not happen");
-        std::thread::park_timeout(Duration::from_millis(5));
-    }
 }
 
 #[test]

@@ -2,11 +2,13 @@
 //! functions in the place of librados's, and images in memory whose calls hang or fail as a test
 //! chooses.
 
+mod group_members;
+
 use blockmux_engine::group::{FindVolume, GroupDriver, GroupOptions, MemberVolume, TurnVolumes};
 use blockmux_engine::volume::rbd::MemberClient;
 use blockmux_engine::volume::turns::{self, TurnChange, TurnError};
 use blockmux_group::table::ConfiguredVolume;
-use blockmux_group::{Command, Place, Settings, Table};
+use blockmux_group::{Command, Place, Table};
 use blockmux_proto::names::volume_uuid::VolumeUuid;
 use blockmux_proto::volume_state::{
     Commit, NotAcquired, Ownership, OwnershipQuestion, ServingState, SharedState, StateGeneration,
@@ -14,11 +16,11 @@ use blockmux_proto::volume_state::{
 };
 use blockmux_rbd::fake_cluster::{FakeCluster, POOL};
 use blockmux_volume::MemVolume;
+use group_members::{eventually, settings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
 
 /// The images of the cluster: which client has the lock of each.
 #[derive(Clone)]
@@ -287,29 +289,6 @@ impl TestGroup {
     fn pin(&self, volume: &str, member: &str) {
         let (volume, member) = (volume.to_owned(), member.to_owned());
         self.members[0].driver.command(Command::Pin { volume, member }).unwrap();
-    }
-}
-
-/// Members are suspected after a second, which also a busy machine does not make them miss.
-fn settings() -> Settings {
-    Settings {
-        beat_every: Duration::from_millis(50),
-        read_every: Duration::from_millis(500),
-        suspect_after: 20,
-        isolated_after: Duration::from_secs(4),
-        stable_after: 5,
-        forgive_after: 1000,
-        move_every: Duration::from_millis(50),
-        retry_every: Duration::from_millis(50),
-    }
-}
-
-/// Asks until it is so; fails after a minute.
-fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what}: it does not happen");
-        std::thread::park_timeout(Duration::from_millis(5));
     }
 }
 

@@ -14,6 +14,8 @@ use rustix::process::Signal;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 impl TestImage {
     fn spec(&self) -> String {
@@ -31,6 +33,38 @@ impl TestImage {
         let _ = fs::remove_file(&file);
         self.rbd(&["export", "--no-progress", &self.name, file.to_str().unwrap()]);
         fs::read(file).unwrap()
+    }
+
+    /// Writes by a client with both paths to a target while `moves` runs; then the image has all
+    /// that was written last.
+    fn write_by_both_paths(&self, scheme: &str, urls: &[String; 2], moves: impl FnOnce()) {
+        let [(one, rest), (two, same)] = urls.each_ref().map(|url| {
+            url.strip_prefix(scheme).unwrap().strip_prefix("://").unwrap().split_once('/').unwrap()
+        });
+        assert_eq!(rest, same, "it is the same target");
+        let client = Daemon::serve(&[&format!("{scheme}://{one},{two}/{rest}")]);
+        let is_over = AtomicBool::new(false);
+        let written = thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut nbd = RawClient::connect(&client.socket());
+                let mut written = 0_u64;
+                while !is_over.load(Ordering::Relaxed) {
+                    written += 1;
+                    let block = [written as u8; 4096];
+                    assert_eq!(nbd.write(0, written % 512 * 4096, &block), 0, "{scheme}: write {written}");
+                    assert_eq!(nbd.read(written % 512 * 4096, 4096), block, "{scheme}: write {written}");
+                }
+                written
+            });
+            moves();
+            is_over.store(true, Ordering::Relaxed);
+            writer.join().unwrap()
+        });
+        let content = self.content(client.directory.path());
+        for nth in written.saturating_sub(511).max(1)..=written {
+            let at = (nth % 512 * 4096) as usize;
+            assert!(content[at..at + 4096].iter().all(|byte| *byte == nth as u8), "{scheme}: write {nth}");
+        }
     }
 }
 

@@ -78,7 +78,12 @@ fn can_read(scsi: &mut RawIscsi, block: u32) -> bool {
 
 /// Waits up to some seconds until `is_so` is true.
 pub(crate) fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(30);
+    within(Duration::from_secs(30), what, is_so);
+}
+
+/// Waits until `is_so` is true; fails after the limit.
+pub(crate) fn within(limit: Duration, what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + limit;
     while !is_so() {
         assert!(Instant::now() < end, "not within time: {what}");
         std::thread::park_timeout(Duration::from_millis(50));

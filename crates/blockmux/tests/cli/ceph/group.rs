@@ -2,20 +2,17 @@
 
 use super::TestImage;
 use crate::api::exchange;
-use crate::control::Controlled;
+use crate::control::{Controlled, within};
 use crate::daemon::Daemon;
 use crate::fencing::{APTPL, EXCLUSIVE_ACCESS, NAMES, READ_KEYS, REGISTER, RESERVE};
 use crate::program::text;
-use crate::raw_client::RawClient;
 use crate::raw_iscsi::{GOOD, RESERVATION_CONFLICT, RawIscsi};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A gateway with two volumes, `v0` and `v1`, in one target and one subsystem.
 struct Gateway {
@@ -85,11 +82,7 @@ fn blocklist(image: &TestImage) -> String {
 
 /// Asks until it is so; fails after two minutes.
 fn at_last(what: &str, is_so: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(120);
-    while !is_so() {
-        assert!(Instant::now() < end, "not within time: {what}");
-        thread::park_timeout(Duration::from_millis(50));
-    }
+    within(Duration::from_secs(120), what, is_so);
 }
 
 fn images(name: &str) -> Option<[TestImage; 2]> {
@@ -99,40 +92,13 @@ fn images(name: &str) -> Option<[TestImage; 2]> {
 
 /// Moves the first volume between the gateways while a client with both paths writes.
 fn move_while_writing(image: &TestImage, gateways: [&Gateway; 2], scheme: &str) {
-    let urls = gateways.map(|gateway| gateway.url(scheme));
-    let [(one, rest), (two, same)] = urls
-        .each_ref()
-        .map(|url| url.strip_prefix(scheme).unwrap().strip_prefix("://").unwrap().split_once('/').unwrap());
-    assert_eq!(rest, same, "it is the same target");
-    let client = Daemon::serve(&[&format!("{scheme}://{one},{two}/{rest}")]);
-    let is_over = AtomicBool::new(false);
-    let written = thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let mut nbd = RawClient::connect(&client.socket());
-            let mut written = 0_u64;
-            while !is_over.load(Ordering::Relaxed) {
-                written += 1;
-                let block = [written as u8; 4096];
-                assert_eq!(nbd.write(0, written % 512 * 4096, &block), 0, "{scheme}: write {written}");
-                assert_eq!(nbd.read(written % 512 * 4096, 4096), block, "{scheme}: write {written}");
-            }
-            written
-        });
-        for _ in 0..2 {
-            for gateway in gateways {
-                let said = gateway.controlled.said(&["cluster", "move", "v0", gateway.name]);
-                assert!(said.contains(&format!("v0 moves to {}", gateway.name)), "{said}");
-                at_last("it moves", || gateway.owner(0).as_deref() == Some(gateway.name));
-            }
+    image.write_by_both_paths(scheme, &gateways.map(|gateway| gateway.url(scheme)), || {
+        for gateway in gateways.repeat(2) {
+            let said = gateway.controlled.said(&["cluster", "move", "v0", gateway.name]);
+            assert!(said.contains(&format!("v0 moves to {}", gateway.name)), "{said}");
+            at_last("it moves", || gateway.owner(0).as_deref() == Some(gateway.name));
         }
-        is_over.store(true, Ordering::Relaxed);
-        writer.join().unwrap()
     });
-    let content = image.content(client.directory.path());
-    for nth in written.saturating_sub(511).max(1)..=written {
-        let at = (nth % 512 * 4096) as usize;
-        assert!(content[at..at + 4096].iter().all(|byte| *byte == nth as u8), "{scheme}: write {nth}");
-    }
 }
 
 #[test]

@@ -83,7 +83,8 @@ mod tests {
     use crate::scsi::device::testing::{DeviceBench, command};
     use crate::scsi::device::unit::{LogicalUnit, UnitIdentity};
     use crate::scsi::{Lun, ScsiStatus, TaskManagement, TaskStep};
-    use crate::volume_state::TestCluster;
+    use crate::volume_state::{TestCluster, VolumeState};
+    use std::sync::Arc;
 
     const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
     const RELEASE: [u8; 6] = [0x17, 0, 0, 0, 0, 0];
@@ -92,6 +93,16 @@ mod tests {
     /// MODE SELECT of the Control mode page with SWP.
     const PROTECT: [u8; 6] = [0x15, 0x10, 0, 0, 16, 0];
     const PROTECTED: [u8; 16] = [0, 0, 0, 0, 0x0a, 10, 0, 0x10, 8, 0x40, 0, 0, 255, 255, 0, 0];
+
+    /// An active volume that processes serve in turns, and its device.
+    fn owned() -> (TestCluster, Arc<VolumeState>, DeviceBench) {
+        let cluster = TestCluster::default();
+        let process = cluster.process();
+        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
+        let bench = DeviceBench::around(unit, process.volume().clone());
+        cluster.promote(&process);
+        (cluster, process, bench)
+    }
 
     #[test]
     fn a_reservation_excludes_others_until_its_holder_releases_it() {
@@ -128,11 +139,7 @@ mod tests {
 
     #[test]
     fn a_reservation_is_acknowledged_by_an_owner_and_to_a_session_of_its_turn() {
-        let cluster = TestCluster::default();
-        let process = cluster.process();
-        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
-        let bench = DeviceBench::around(unit, process.volume().clone());
-        cluster.promote(&process);
+        let (cluster, process, bench) = owned();
         let mut old = bench.client("old");
         cluster.fail(true);
         assert_eq!(old.run(&RESERVE).check(), (4, 0x0c00), "the storage says that it is shut out");
@@ -163,11 +170,7 @@ mod tests {
 
     #[test]
     fn a_parameter_list_that_arrives_when_the_volume_was_lost_changes_nothing() {
-        let cluster = TestCluster::default();
-        let process = cluster.process();
-        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
-        let bench = DeviceBench::around(unit, process.volume().clone());
-        cluster.promote(&process);
+        let (cluster, process, bench) = owned();
         let mut old = bench.client("old");
         let (mut task, step) = old.server.begin(&command(Lun::new(0), &PROTECT, PROTECTED.len()));
         assert!(matches!(step, TaskStep::DataOut { .. }) && process.lose());
@@ -180,11 +183,7 @@ mod tests {
 
     #[test]
     fn the_storage_is_not_asked_about_a_reservation_that_is_refused() {
-        let cluster = TestCluster::default();
-        let process = cluster.process();
-        let unit = LogicalUnit::over(UnitIdentity::of("a"), &process);
-        let bench = DeviceBench::around(unit, process.volume().clone());
-        cluster.promote(&process);
+        let (cluster, _process, bench) = owned();
         let [mut a, mut b] = ["a", "b"].map(|name| bench.client(name));
         a.run(&RESERVE).good();
         let before = cluster.stored();
